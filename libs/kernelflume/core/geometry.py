@@ -1,0 +1,80 @@
+"""The shape of a model's keys and values: all that an attention node ever learns of a model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from kernelflume.core.errors import ConfigurationError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvGeometry:
+    """Head geometry and number formats of one model (paper section 4.2 uses the same symbols).
+
+    ``model_id`` and ``model_revision`` are names to compare, never paths: an attention node cannot open
+    the weights.
+    """
+
+    model_id: str
+    model_revision: str
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    """Format of queries and partial outputs on the wire."""
+    kv_dtype: str
+    """Format of keys and values in the pool."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_query_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"geometry: {name} must be at least 1, not {getattr(self, name)}")
+        if self.num_query_heads % self.num_kv_heads:
+            raise ConfigurationError(
+                f"geometry: {self.num_query_heads} query heads are no multiple of {self.num_kv_heads} KV heads"
+            )
+        for name in ("dtype", "kv_dtype"):
+            if getattr(self, name) not in DTYPE_BYTES:
+                raise ConfigurationError(
+                    f"geometry: {name} {getattr(self, name)!r} is not one of {', '.join(DTYPE_BYTES)}"
+                )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_query_heads // self.num_kv_heads
+
+    @property
+    def query_row_bytes(self) -> int:
+        """Bytes of one row's query (or partial output) in one layer."""
+        return self.num_query_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_row_bytes(self) -> int:
+        """Bytes of one token's key and value in one layer: 2 H_kv d_h bytes_per_element."""
+        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.kv_dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers: 2 H_kv d_h L bytes_per_element."""
+        return self.num_layers * self.kv_row_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready form; ``from_dict`` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Build from ``to_dict``'s form.
+
+        Raises:
+            ConfigurationError: a field is missing, unknown or out of range.
+        """
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ConfigurationError(f"geometry: {error}") from error

@@ -1,0 +1,61 @@
+"""What a living node says of itself: the record under its lease, renewed until it ends or dies."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+
+class NodeKind(StrEnum):
+    """Services that hold a lease."""
+
+    WEIGHT = "wnode"
+    ATTENTION = "anode"
+    SCALER = "scaler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoad:
+    """Figures a node reports with every renewal; a kind leaves what is not its own at the default."""
+
+    adopted_epoch: int = 0
+    """Weight node: epoch of the snapshot its steps use."""
+    prepared_nodes: tuple[str, ...] = ()
+    """Weight node: names (id#incarnation) of the attention nodes it is connected to and has warmed."""
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    capacity_tokens: int = 0
+    """Attention node: tokens its pool can hold."""
+    used_tokens: int = 0
+    """Attention node: tokens held. Weight node: tokens of its running sequences."""
+    num_sequences: int = 0
+    """Attention node: sequences with at least one token here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """Identity, address and load of one living node."""
+
+    kind: NodeKind
+    node_id: str
+    incarnation: str
+    address: str
+    """host:port of its gRPC service."""
+    load: NodeLoad = NodeLoad()
+
+    @property
+    def name(self) -> str:
+        """Transport name, unique for each start of the node."""
+        return f"{self.node_id}#{self.incarnation}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready form; ``from_dict`` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Read ``to_dict``'s form."""
+        load = dict(fields["load"])
+        load["prepared_nodes"] = tuple(load["prepared_nodes"])
+        return cls(**{**fields, "kind": NodeKind(fields["kind"]), "load": NodeLoad(**load)})

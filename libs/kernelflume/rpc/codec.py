@@ -1,0 +1,113 @@
+"""Core values to protocol messages and back."""
+
+from __future__ import annotations
+
+from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.handshake import Handshake
+from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
+from kernelflume.core.sampling import SamplingParameters
+from kernelflume.rpc.v1 import common_pb2, wnode_pb2
+
+
+def geometry_to_proto(geometry: KvGeometry) -> common_pb2.KvGeometry:
+    """Encode a geometry."""
+    return common_pb2.KvGeometry(**geometry.to_dict())
+
+
+def geometry_from_proto(message: common_pb2.KvGeometry) -> KvGeometry:
+    """Decode a geometry.
+
+    Raises:
+        ConfigurationError: a field is out of range.
+    """
+    return KvGeometry(
+        model_id=message.model_id,
+        model_revision=message.model_revision,
+        num_layers=message.num_layers,
+        num_query_heads=message.num_query_heads,
+        num_kv_heads=message.num_kv_heads,
+        head_dim=message.head_dim,
+        dtype=message.dtype,
+        kv_dtype=message.kv_dtype,
+    )
+
+
+def handshake_to_proto(handshake: Handshake) -> common_pb2.Handshake:
+    """Encode a handshake."""
+    return common_pb2.Handshake(
+        node_name=handshake.node_name,
+        geometry=geometry_to_proto(handshake.geometry),
+        transport=handshake.transport,
+        protocol_version=handshake.protocol_version,
+        layout_id=handshake.layout_id,
+    )
+
+
+def handshake_from_proto(message: common_pb2.Handshake) -> Handshake:
+    """Decode a handshake."""
+    return Handshake(
+        node_name=message.node_name,
+        geometry=geometry_from_proto(message.geometry),
+        transport=message.transport,
+        protocol_version=message.protocol_version,
+        layout_id=message.layout_id,
+    )
+
+
+def route_to_proto(route: SequenceRoute) -> list[common_pb2.OwnedRange]:
+    """Encode a route's ranges in order."""
+    return [
+        common_pb2.OwnedRange(node_id=owned.node_id, start=owned.tokens.start, end=owned.tokens.end)
+        for owned in route.ranges
+    ]
+
+
+def route_from_proto(messages: list[common_pb2.OwnedRange]) -> SequenceRoute:
+    """Decode a route.
+
+    Raises:
+        LifecycleError: the ranges do not cover [0, n) in order.
+    """
+    return SequenceRoute(
+        tuple(OwnedRange(message.node_id, TokenRange(message.start, message.end)) for message in messages)
+    )
+
+
+def sampling_to_proto(sampling: SamplingParameters) -> wnode_pb2.SamplingParameters:
+    """Encode sampling parameters."""
+    return wnode_pb2.SamplingParameters(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def sampling_from_proto(message: wnode_pb2.SamplingParameters) -> SamplingParameters:
+    """Decode sampling parameters.
+
+    Raises:
+        InvalidRequestError: a field is out of range.
+    """
+    return SamplingParameters(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed if message.HasField("seed") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )

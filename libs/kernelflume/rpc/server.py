@@ -1,0 +1,127 @@
+"""A gRPC server with health, reflection and errors mapped to status codes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kernelflume.core.errors import ConfigurationError, KernelFlumeError
+from kernelflume.rpc.status import code_of, trailers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""A prompt of some million token ids fits; more is refused by gRPC itself."""
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns a ``KernelFlumeError`` of a handler into its status code, and any other error into INTERNAL."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Wrap the handler of the method that is called."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                _guard_unary(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            )
+        if handler.unary_stream is not None and inspect.isasyncgenfunction(handler.unary_stream):
+            return grpc.unary_stream_rpc_method_handler(
+                _guard_stream(handler.unary_stream), handler.request_deserializer, handler.response_serializer
+            )
+        return handler
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    if isinstance(error, KernelFlumeError):
+        await context.abort(code_of(error), str(error), trailers_of(error))
+    logger.exception("unexpected error in a call", exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+
+
+def _guard_unary(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            return await method(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary: everything becomes a status
+            return await _abort(context, error)
+
+    return guarded
+
+
+def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            async for item in method(request, context):
+                yield item
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary: everything becomes a status
+            await _abort(context, error)
+
+    return guarded
+
+
+class Server:
+    """One listening gRPC server. Start it, mark it serving when the service can work, stop it at the end."""
+
+    def __init__(self, address: str, service_names: list[str]) -> None:
+        self._server = grpc.aio.server(
+            interceptors=[ErrorInterceptor()],
+            options=[
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        self._requested_address = address
+        self._names = service_names
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        self.port = 0
+
+    @property
+    def grpc_server(self) -> grpc.aio.Server:
+        """The server to add servicers to, before ``start``."""
+        return self._server
+
+    async def start(self) -> None:
+        """Listen; the port is then in ``port``.
+
+        Raises:
+            ConfigurationError: the address cannot be listened on.
+        """
+        try:
+            self.port = self._server.add_insecure_port(self._requested_address)
+        except RuntimeError as error:
+            raise ConfigurationError(f"cannot listen on {self._requested_address}: {error}") from error
+        await self.set_serving(serving=False)
+        await self._server.start()
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """Answer health checks with SERVING or NOT_SERVING, for the whole server and each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls and end the running ones within ``grace_s`` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

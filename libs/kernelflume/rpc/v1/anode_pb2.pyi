@@ -1,0 +1,104 @@
+from kernelflume.rpc.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("handshake", "transport_metadata", "limits", "partial_regions", "doorbell_address")
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    DOORBELL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    handshake: _common_pb2.Handshake
+    transport_metadata: bytes
+    limits: LaneLimits
+    partial_regions: _containers.RepeatedCompositeFieldContainer[_common_pb2.MemoryRegion]
+    doorbell_address: str
+    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., limits: _Optional[_Union[LaneLimits, _Mapping]] = ..., partial_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., doorbell_address: _Optional[str] = ...) -> None: ...
+
+class LaneLimits(_message.Message):
+    __slots__ = ("num_lanes", "max_rows")
+    NUM_LANES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    num_lanes: int
+    max_rows: int
+    def __init__(self, num_lanes: _Optional[int] = ..., max_rows: _Optional[int] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("handshake", "transport_metadata", "query_regions", "append_regions", "page_tokens", "num_pages", "num_free_pages", "doorbell_address")
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
+    QUERY_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    APPEND_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DOORBELL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    handshake: _common_pb2.Handshake
+    transport_metadata: bytes
+    query_regions: _containers.RepeatedCompositeFieldContainer[_common_pb2.MemoryRegion]
+    append_regions: _containers.RepeatedCompositeFieldContainer[_common_pb2.MemoryRegion]
+    page_tokens: int
+    num_pages: int
+    num_free_pages: int
+    doorbell_address: str
+    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., query_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., append_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., doorbell_address: _Optional[str] = ...) -> None: ...
+
+class DisconnectRequest(_message.Message):
+    __slots__ = ("weight_node",)
+    WEIGHT_NODE_FIELD_NUMBER: _ClassVar[int]
+    weight_node: str
+    def __init__(self, weight_node: _Optional[str] = ...) -> None: ...
+
+class DisconnectResponse(_message.Message):
+    __slots__ = ("num_sequences_freed",)
+    NUM_SEQUENCES_FREED_FIELD_NUMBER: _ClassVar[int]
+    num_sequences_freed: int
+    def __init__(self, num_sequences_freed: _Optional[int] = ...) -> None: ...
+
+class GetAttentionStatisticsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AttentionStatistics(_message.Message):
+    __slots__ = ("node_id", "incarnation", "page_tokens", "num_pages", "num_free_pages", "num_tokens", "kv_bytes", "buffer_bytes", "resident_bytes", "queries_served", "tokens_appended", "links")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_SERVED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_APPENDED_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: str
+    page_tokens: int
+    num_pages: int
+    num_free_pages: int
+    num_tokens: int
+    kv_bytes: int
+    buffer_bytes: int
+    resident_bytes: int
+    queries_served: int
+    tokens_appended: int
+    links: _containers.RepeatedCompositeFieldContainer[AttentionStatisticsLink]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., queries_served: _Optional[int] = ..., tokens_appended: _Optional[int] = ..., links: _Optional[_Iterable[_Union[AttentionStatisticsLink, _Mapping]]] = ...) -> None: ...
+
+class AttentionStatisticsLink(_message.Message):
+    __slots__ = ("weight_node", "num_sequences", "num_tokens")
+    WEIGHT_NODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    weight_node: str
+    num_sequences: int
+    num_tokens: int
+    def __init__(self, weight_node: _Optional[str] = ..., num_sequences: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...

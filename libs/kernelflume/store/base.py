@@ -1,0 +1,98 @@
+"""The routing-table store: three small seams that one Redis (or in-memory) store implements.
+
+All methods are coroutines of the caller's event loop; none is called from a step loop. Each raises
+``UnavailableError`` when the store cannot be reached within its timeout: the data plane then goes on with
+the snapshot it has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernelflume.core.leases import LeaseRecord, NodeKind
+    from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.core.routing import RoutingSnapshot
+
+
+class MembershipStore(Protocol):
+    """The routing snapshot. The scaler publishes, weight nodes read, anyone may watch."""
+
+    async def read(self) -> RoutingSnapshot:
+        """Return the present snapshot; epoch 0 without nodes when nothing was ever published."""
+        ...
+
+    async def publish(self, snapshot: RoutingSnapshot, *, fencing_token: int | None = None) -> None:
+        """Make ``snapshot`` the present one and send a notice, if the store is at ``snapshot.epoch - 1``.
+
+        The comparison and the write are one atomic step and the only commit point of a scale event. With a
+        ``fencing_token`` (from ``LeaderStore.lead``) the publish also fails once a newer leader exists.
+
+        Raises:
+            EpochConflictError: another epoch is the present one; nothing was written.
+            ConflictError: the fencing token is an old leader's; nothing was written.
+        """
+        ...
+
+    async def wait_notice(self, *, timeout_s: float) -> bool:
+        """Wait for a publish by anyone; True if a notice came, False at the timeout.
+
+        A notice may be lost: call ``read`` after every return, so that the timeout is the poll interval.
+        """
+        ...
+
+
+class LeaseStore(Protocol):
+    """Who is alive. Each node renews its own lease."""
+
+    async def renew(self, record: LeaseRecord, *, ttl_s: float) -> None:
+        """Write the record, to vanish ``ttl_s`` seconds from now unless renewed."""
+        ...
+
+    async def release(self, kind: NodeKind, node_id: str, incarnation: str) -> None:
+        """Give the lease up at once, if this incarnation still holds it."""
+        ...
+
+    async def living(self, kind: NodeKind) -> Sequence[LeaseRecord]:
+        """Return the records of all nodes of a kind whose lease has not run out, sorted by node id."""
+        ...
+
+
+class SequenceRouteStore(Protocol):
+    """Where each sequence's keys and values are, as its weight node last reported."""
+
+    async def put_routes(
+        self, weight_node: str, routes: Mapping[int, SequenceRoute], *, ended: Sequence[int] = ()
+    ) -> None:
+        """Write or replace routes of ``weight_node`` (its name) by sequence id, and drop the ``ended`` ones."""
+        ...
+
+    async def drop_weight_node(self, weight_node: str) -> None:
+        """Drop every route of a weight node that is gone."""
+        ...
+
+    async def routes(self) -> Mapping[str, Mapping[int, SequenceRoute]]:
+        """Return all routes: weight node name -> sequence id -> route."""
+        ...
+
+
+class LeaderStore(Protocol):
+    """One leader among the scalers, by lease with a fencing token that only grows."""
+
+    async def lead(self, candidate: str, *, ttl_s: float) -> int | None:
+        """Take or keep the leadership; return the fencing token, or None while another one leads."""
+        ...
+
+    async def resign(self, candidate: str) -> None:
+        """Give the leadership up, if ``candidate`` has it."""
+        ...
+
+
+class RoutingStore(MembershipStore, LeaseStore, SequenceRouteStore, LeaderStore, Protocol):
+    """All four seams on one connection."""
+
+    async def close(self) -> None:
+        """Close the connection; no other call may follow."""
+        ...
