@@ -1,0 +1,71 @@
+"""A hint that something was posted, so that a waiter can sleep in the kernel instead of spinning.
+
+The transport has no file descriptor to wait on. Where cores are few, a poller that spins takes the core
+that the work needs, and one that sleeps for a fixed time adds that time to every layer. A doorbell is one
+datagram beside a post: a waiter blocks until it rings and polls then. It carries nothing, and a lost one
+only costs the waiter its time-out.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+
+from kernelflume.core.errors import ConfigurationError
+
+
+class Doorbell:
+    """One node's bell, and the line to others' bells."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind((host, 0))
+        except OSError as error:
+            self._socket.close()
+            raise ConfigurationError(f"doorbell: cannot bind {host}: {error}") from error
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+
+    @property
+    def address(self) -> str:
+        """host:port that others ring."""
+        host, port = self._socket.getsockname()
+        return f"{host}:{port}"
+
+    def watch(self, file_descriptor: int) -> None:
+        """Make ``wait`` return when this descriptor is readable too, such as a control pipe."""
+        self._poll.register(file_descriptor, select.POLLIN)
+
+    def ring(self, target: tuple[str, int]) -> None:
+        """Ring another node's bell; never blocks and never fails, for a hint may be lost."""
+        try:
+            self._socket.sendto(b"\0", target)
+        except OSError:
+            return
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the bell rings, a watched descriptor is readable, or the time is up; True if either."""
+        ready = self._poll.poll(timeout_s * 1000)
+        for descriptor, _ in ready:
+            if descriptor == self._socket.fileno():
+                self._drain()
+        return bool(ready)
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._socket.recv(64)
+        except OSError:  # nothing left, or a peer's port unreachable: either way the bell is quiet
+            return
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split host:port."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)

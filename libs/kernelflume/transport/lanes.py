@@ -1,0 +1,97 @@
+"""Layout of the buffers that one weight node and one attention node share, a lane each microbatch.
+
+Both sides compute the same layout from the geometry and the limits agreed in the handshake, so only base
+addresses travel. Sizes are bucketed: a write moves the smallest bucket that holds its rows, and each bucket
+is prepared once a pair.
+
+    query region    (on the attention node)  [bucket, query heads, head dim]
+    append region   (on the attention node)  per slot: [layers, bucket, 2, KV heads, head dim]
+    partial region  (on the weight node)     [bucket, query heads, head dim] then lse float32 [bucket, query heads]
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kernelflume.core.geometry import KvGeometry
+
+NUM_APPEND_SLOTS = 2
+"""Two, so that a step's keys and values are written while the attention node still files the last step's."""
+
+_LSE_BYTES = 4
+
+
+def row_buckets(max_rows: int) -> tuple[int, ...]:
+    """Return ascending row counts from 1 to ``max_rows``: all up to 8, then four to a doubling."""
+    buckets = list(range(1, min(max_rows, 8) + 1))
+    step = 2
+    while buckets[-1] < max_rows:
+        for _ in range(4):
+            buckets.append(min(buckets[-1] + step, max_rows))
+            if buckets[-1] == max_rows:
+                break
+        step *= 2
+    return tuple(buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLayout:
+    """Byte sizes and offsets of one lane."""
+
+    geometry: KvGeometry
+    max_rows: int
+    """Most rows that one step may send in this lane."""
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1:
+            raise ConfigurationError(f"a lane needs at least one row, not {self.max_rows}")
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Row counts that are prepared."""
+        return row_buckets(self.max_rows)
+
+    def bucket_index(self, num_rows: int) -> int:
+        """Return the index of the smallest bucket that holds ``num_rows``."""
+        return bisect_left(self.buckets, num_rows)
+
+    @property
+    def query_region_bytes(self) -> int:
+        """Size of the query region."""
+        return self.query_bytes(self.max_rows)
+
+    @property
+    def partial_region_bytes(self) -> int:
+        """Size of the partial region."""
+        return self.partial_bytes(self.max_rows)
+
+    @property
+    def append_slot_bytes(self) -> int:
+        """Size of one slot of the append region."""
+        return self.append_bytes(self.max_rows)
+
+    @property
+    def append_region_bytes(self) -> int:
+        """Size of the append region, all slots."""
+        return NUM_APPEND_SLOTS * self.append_slot_bytes
+
+    def query_bytes(self, rows: int) -> int:
+        """Bytes of ``rows`` queries."""
+        return rows * self.geometry.query_row_bytes
+
+    def partial_bytes(self, rows: int) -> int:
+        """Bytes of ``rows`` outputs and their lse."""
+        return self.lse_offset(rows) + rows * self.geometry.num_query_heads * _LSE_BYTES
+
+    def lse_offset(self, rows: int) -> int:
+        """Where the lse starts behind ``rows`` (a bucket) outputs."""
+        return rows * self.geometry.query_row_bytes
+
+    def append_bytes(self, rows: int) -> int:
+        """Bytes of ``rows`` tokens' keys and values in all layers."""
+        return rows * self.geometry.token_bytes

@@ -1,0 +1,224 @@
+"""The real transport: NIXL one-sided writes over UCX. The only module that imports nixl.
+
+Kept from measurements: the progress thread stays off (it spins, and costs a round trip of tens of
+milliseconds on few cores), the sync mode is STRICT (the default is unsafe beside a preparing thread), and
+every post carries a notice (an empty one repeats the handle's last).
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from kernelflume.core.errors import (
+    ConfigurationError,
+    HandshakeError,
+    LifecycleError,
+    PeerLostError,
+    UnavailableError,
+)
+from kernelflume.transport.base import MemoryRegion, Notice, Write, WritePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+ERROR_HANDLING_MODES = ("peer", "none")
+"""``peer`` notices a dead peer at the next post; ``none`` is faster (shared memory on one host), but a send
+to a dead peer goes on succeeding, so that only deadlines and leases tell."""
+
+
+class NixlPlan:
+    """Prepared transfer handles to one peer, in the order of the writes."""
+
+    def __init__(self, peer: str, handles: list[Any], lists: tuple[Any, Any]) -> None:
+        self.peer = peer
+        self.handles = handles
+        self.active = [False] * len(handles)
+        self._lists = lists
+        self.released = False
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    def release(self) -> None:
+        """Release the handles; posting on a released handle would crash, so the transport checks."""
+        if self.released:
+            return
+        self.released = True
+        for item in (*self.handles, *self._lists):
+            try:
+                item.release()
+            except Exception:  # noqa: BLE001 - a transfer to a dead peer cannot be cancelled; nixl keeps the handle
+                continue
+
+
+class NixlTransport:
+    """One NIXL agent; see ``transport.base.Transport``."""
+
+    def __init__(self, name: str, *, error_handling: str = "peer") -> None:
+        """Create the agent.
+
+        Args:
+            name: the agent's name; contains an incarnation, since notices are keyed by name alone.
+            error_handling: one of ``ERROR_HANDLING_MODES``; both ends must use the same.
+
+        Raises:
+            ConfigurationError: nixl is missing, or the mode is unknown.
+        """
+        if error_handling not in ERROR_HANDLING_MODES:
+            raise ConfigurationError(
+                f"transport_error_handling: {error_handling!r} is not one of {', '.join(ERROR_HANDLING_MODES)}"
+            )
+        try:
+            from nixl_cu13._api import (  # noqa: PLC0415 - optional dependency, named in the error
+                nixl_agent,
+                nixl_agent_config,
+                nixl_thread_sync_t,
+            )
+        except ImportError as error:
+            raise ConfigurationError(f"the nixl transport needs `pip install 'kernelflume[node]'`: {error}") from error
+        self.name = name
+        self.kind = f"nixl {version('nixl-cu13')} ucx errors={error_handling}"
+        self._agent = nixl_agent(
+            name,
+            nixl_agent_config(
+                enable_prog_thread=False,
+                backends=[],
+                sync_mode=nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+            ),
+        )
+        self._agent.create_backend("UCX", {"ucx_error_handling_mode": error_handling})
+        self._plans: dict[str, list[NixlPlan]] = {}
+        self._registered: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def register(self, memory: np.ndarray) -> MemoryRegion:
+        """Register a contiguous array of host memory."""
+        region = MemoryRegion(memory.ctypes.data, memory.nbytes)
+        self._registered[region.address] = self._agent.register_memory(
+            [(region.address, region.num_bytes, region.device, "")], region.kind
+        )
+        return region
+
+    def deregister(self, region: MemoryRegion) -> None:
+        """Deregister; no barrier: drain first."""
+        descriptors = self._registered.pop(region.address, None)
+        if descriptors is not None:
+            self._agent.deregister_memory(descriptors)
+
+    def metadata(self) -> bytes:
+        """Return the agent's metadata with all regions registered so far."""
+        return bytes(self._agent.get_agent_metadata())
+
+    def connect(self, peer: str, metadata: bytes) -> None:
+        """Load a peer's metadata."""
+        self.disconnect(peer)
+        try:
+            loaded = self._agent.add_remote_agent(metadata)
+        except Exception as error:
+            raise HandshakeError(f"metadata of {peer} cannot be loaded: {error}") from error
+        loaded_name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+        if loaded_name != peer:
+            self._agent.remove_remote_agent(loaded_name)
+            raise HandshakeError(f"metadata is that of {loaded_name}, not of {peer}")
+        with self._lock:
+            self._plans[peer] = []
+
+    def disconnect(self, peer: str) -> None:
+        """Release a peer's plans and forget it."""
+        with self._lock:
+            plans = self._plans.pop(peer, None)
+        if plans is None:
+            return
+        for plan in plans:
+            plan.release()
+        try:
+            self._agent.remove_remote_agent(peer)
+        except Exception:  # noqa: BLE001 - a dead peer may be forgotten already; there is nothing left to undo
+            return
+
+    def plan_writes(self, peer: str, writes: Sequence[Write]) -> NixlPlan:
+        """Prepare one descriptor list a side and a handle a write."""
+        if peer not in self._plans:
+            raise PeerLostError(peer, "not connected")
+        local = [(w.local.address + w.local_offset, w.num_bytes, w.local.device) for w in writes]
+        remote = [(w.remote.address + w.remote_offset, w.num_bytes, w.remote.device) for w in writes]
+        try:
+            local_list = self._agent.prep_xfer_dlist("", local, writes[0].local.kind)
+            remote_list = self._agent.prep_xfer_dlist(peer, remote, writes[0].remote.kind)
+            handles = [
+                self._agent.make_prepped_xfer("WRITE", local_list, [index], remote_list, [index], b"-")
+                for index in range(len(writes))
+            ]
+        except Exception as error:
+            raise PeerLostError(peer, f"writes cannot be prepared: {error}") from error
+        plan = NixlPlan(peer, handles, (local_list, remote_list))
+        with self._lock:
+            self._plans[peer].append(plan)
+        return plan
+
+    def post(self, plan: WritePlan, index: int, notice: bytes) -> None:
+        """Start a prepared write."""
+        live = self._live(plan)
+        if not notice:
+            raise LifecycleError("a post needs a notice: an empty one would repeat the last")
+        if live.active[index] and not self.is_done(plan, index):
+            raise LifecycleError(f"write {index} to {plan.peer} is still under way")
+        try:
+            state = self._agent.transfer(live.handles[index], notice)
+        except Exception as error:
+            raise PeerLostError(plan.peer, f"post failed: {error}") from error
+        if state == "ERR":
+            raise PeerLostError(plan.peer, "post failed")
+        live.active[index] = state != "DONE"
+
+    def is_done(self, plan: WritePlan, index: int) -> bool:
+        """Ask for a write's state."""
+        live = self._live(plan)
+        if not live.active[index]:
+            return True
+        try:
+            state = self._agent.check_xfer_state(live.handles[index])
+        except Exception as error:
+            raise PeerLostError(plan.peer, f"write failed: {error}") from error
+        if state == "ERR":
+            raise PeerLostError(plan.peer, "write failed")
+        live.active[index] = state != "DONE"
+        return not live.active[index]
+
+    def notify(self, peer: str, notice: bytes) -> None:
+        """Send a notice alone."""
+        try:
+            self._agent.send_notif(peer, notice)
+        except Exception as error:
+            raise PeerLostError(peer, f"notice failed: {error}") from error
+
+    def poll(self) -> list[Notice]:
+        """Progress the agent and collect notices."""
+        try:
+            arrived = self._agent.get_new_notifs()
+        except Exception as error:
+            raise UnavailableError(f"transport {self.name} cannot progress: {error}") from error
+        if not arrived:
+            return []
+        return [Notice(_text(peer), payload) for peer, payloads in arrived.items() for payload in payloads]
+
+    def close(self) -> None:
+        """Disconnect all peers and let the agent go."""
+        for peer in list(self._plans):
+            self.disconnect(peer)
+        del self._agent
+
+    def _live(self, plan: WritePlan) -> NixlPlan:
+        if not isinstance(plan, NixlPlan):
+            raise LifecycleError("a plan of another transport")
+        if plan.released:
+            raise PeerLostError(plan.peer, "the connection was closed")
+        return plan
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name

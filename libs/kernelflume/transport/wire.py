@@ -1,0 +1,248 @@
+"""The notices that weight and attention nodes exchange; every one fits a single message.
+
+A weight node sends WARM, QUERY, APPEND and FREE; an attention node answers WARMED, PARTIAL, APPENDED and
+FREED. Tensors travel by the write that a notice rides on. Version: ``core.handshake.PROTOCOL_VERSION``.
+
+Order is never assumed. A QUERY names the append counter that must have been filed before it is computed; a
+PARTIAL names step and layer; a FREE that comes late only frees late.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernelflume.core.errors import HandshakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Kind(IntEnum):
+    """First byte of every notice."""
+
+    WARM = 1
+    QUERY = 2
+    APPEND = 3
+    FREE = 4
+    WARMED = 17
+    PARTIAL = 18
+    APPENDED = 19
+    FREED = 20
+
+
+class RowStatus(IntEnum):
+    """Outcome of a QUERY as a whole."""
+
+    OK = 0
+    MISMATCH = 1
+    """The node does not hold what the plan says of some sequence: its outputs must not be used."""
+
+
+PLAN_DTYPE = np.dtype([("sequence", "<u8"), ("num_rows", "<u4"), ("num_held", "<u4")])
+"""One sequence of a step: how many consecutive rows are its own, and how many tokens the node must hold."""
+
+APPEND_DTYPE = np.dtype([("sequence", "<u8"), ("num_rows", "<u4"), ("start", "<u4")])
+"""One sequence of an append: consecutive rows, stored as token positions from ``start`` on."""
+
+_QUERY = struct.Struct("<BBHIIHH")
+_APPEND = struct.Struct("<BBBxIHH")
+_PARTIAL = struct.Struct("<BBHIBxHI")
+_APPENDED = struct.Struct("<BBBxIIH")
+_COUNTED = struct.Struct("<BxHI")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Queries of one layer are in the lane's query region; layer 0 carries the step's plan."""
+
+    lane: int
+    layer: int
+    step: int
+    appends: int
+    """Appends of this lane's weight node that must have been filed before."""
+    num_rows: int
+    plan: np.ndarray | None
+    """[num_sequences] of PLAN_DTYPE, at layer 0 alone."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        body = b"" if self.plan is None else self.plan.tobytes()
+        num_sequences = 0 if self.plan is None else len(self.plan)
+        head = _QUERY.pack(
+            Kind.QUERY, self.lane, self.layer, self.step, self.appends, self.num_rows, num_sequences
+        )
+        return head + body
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Query:
+        """Read the notice."""
+        _, lane, layer, step, appends, num_rows, num_sequences = _QUERY.unpack_from(payload)
+        plan = None
+        if layer == 0:
+            plan = np.frombuffer(payload, PLAN_DTYPE, num_sequences, _QUERY.size)
+        return cls(lane, layer, step, appends, num_rows, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Keys and values of new tokens, all layers, are in a slot of the lane's append region."""
+
+    lane: int
+    slot: int
+    counter: int
+    """Counts this lane's appends from 1."""
+    num_rows: int
+    entries: np.ndarray
+    """[num_sequences] of APPEND_DTYPE; a sequence may stand more than once."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        head = _APPEND.pack(
+            Kind.APPEND, self.lane, self.slot, self.counter, self.num_rows, len(self.entries)
+        )
+        return head + self.entries.tobytes()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Append:
+        """Read the notice."""
+        _, lane, slot, counter, num_rows, num_sequences = _APPEND.unpack_from(payload)
+        entries = np.frombuffer(payload, APPEND_DTYPE, num_sequences, _APPEND.size)
+        return cls(lane, slot, counter, num_rows, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Outputs and lse of one layer's rows are in the lane's partial region."""
+
+    lane: int
+    layer: int
+    step: int
+    status: RowStatus
+    num_rows: int
+    num_free_pages: int
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _PARTIAL.pack(
+            Kind.PARTIAL, self.lane, self.layer, self.step, self.status, self.num_rows, self.num_free_pages
+        )
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Partial:
+        """Read the notice."""
+        _, lane, layer, step, status, num_rows, num_free_pages = _PARTIAL.unpack_from(payload)
+        return cls(lane, layer, step, RowStatus(status), num_rows, num_free_pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """An append was filed and its slot may be written again."""
+
+    lane: int
+    slot: int
+    counter: int
+    num_free_pages: int
+    failed: tuple[int, ...] = ()
+    """Sequences for which no page was free: they lost these tokens and must be recomputed."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        head = _APPENDED.pack(
+            Kind.APPENDED, self.lane, self.slot, self.counter, self.num_free_pages, len(self.failed)
+        )
+        return head + np.asarray(self.failed, "<u8").tobytes()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Appended:
+        """Read the notice."""
+        _, lane, slot, counter, num_free_pages, num_failed = _APPENDED.unpack_from(payload)
+        failed = np.frombuffer(payload, "<u8", num_failed, _APPENDED.size)
+        return cls(lane, slot, counter, num_free_pages, tuple(failed.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """These sequences ended; the answer is FREED."""
+
+    sequences: Sequence[int]
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return (
+            _COUNTED.pack(Kind.FREE, len(self.sequences), 0) + np.asarray(self.sequences, "<u8").tobytes()
+        )
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Free:
+        """Read the notice."""
+        _, count, _ = _COUNTED.unpack_from(payload)
+        return cls(tuple(np.frombuffer(payload, "<u8", count, _COUNTED.size).tolist()))
+
+
+MAX_FREE = 1024
+"""Most sequences one FREE may name, to bound the notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """How many pages are free after a FREE."""
+
+    num_free_pages: int
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _COUNTED.pack(Kind.FREED, 0, self.num_free_pages)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Freed:
+        """Read the notice."""
+        return cls(_COUNTED.unpack_from(payload)[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """First notice on a new path, with a write of the largest bucket behind it; ``answer`` is the reply."""
+
+    answer: bool
+    num_free_pages: int = 0
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _COUNTED.pack(Kind.WARMED if self.answer else Kind.WARM, 0, self.num_free_pages)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Warm:
+        """Read the notice."""
+        kind, _, num_free_pages = _COUNTED.unpack_from(payload)
+        return cls(kind == Kind.WARMED, num_free_pages)
+
+
+WireNotice = Query | Append | Partial | Appended | Free | Freed | Warm
+
+_DECODERS = {
+    Kind.WARM: Warm.decode,
+    Kind.QUERY: Query.decode,
+    Kind.APPEND: Append.decode,
+    Kind.FREE: Free.decode,
+    Kind.WARMED: Warm.decode,
+    Kind.PARTIAL: Partial.decode,
+    Kind.APPENDED: Appended.decode,
+    Kind.FREED: Freed.decode,
+}
+
+
+def decode(payload: bytes) -> WireNotice:
+    """Read any notice.
+
+    Raises:
+        HandshakeError: the bytes are no notice of this protocol version.
+    """
+    try:
+        return _DECODERS[Kind(payload[0])](payload)
+    except (ValueError, IndexError, struct.error) as error:
+        raise HandshakeError(f"unreadable notice of {len(payload)} bytes: {error}") from error
