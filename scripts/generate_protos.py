@@ -30,7 +30,9 @@ def generate(target: Path) -> list[Path]:
         raise SystemExit("protoc failed")
     stems = [path.relative_to(ROOT / "proto").with_suffix("") for path in protos]
     return [
-        stem.with_name(stem.name + ending) for stem in stems for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+        stem.with_name(stem.name + ending)
+        for stem in stems
+        for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
     ]
 
 
@@ -43,7 +45,8 @@ def main() -> None:
         stale = [
             str(path)
             for path in generate(Path(folder))
-            if not (TARGET / path).is_file() or not filecmp.cmp(TARGET / path, Path(folder) / path, shallow=False)
+            if not (TARGET / path).is_file()
+            or not filecmp.cmp(TARGET / path, Path(folder) / path, shallow=False)
         ]
     if stale:
         raise SystemExit(f"not as generated, run `make proto`: {', '.join(stale)}")

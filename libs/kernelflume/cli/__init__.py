@@ -1,0 +1,1 @@
+"""The `kernelflume` command: starts the services by module name and speaks gRPC and HTTP to them."""

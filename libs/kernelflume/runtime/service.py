@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
-import os
 import secrets
 import signal
 import socket
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError, KernelFlumeError
 from kernelflume.runtime.logging import configure
+from kernelflume.runtime.tether import tether_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+"""A setting is at fault: starting again changes nothing."""
 
 
 def new_incarnation() -> str:
@@ -43,9 +44,7 @@ def exit_with_parent(parent_pid: int | None = None) -> None:
     Args:
         parent_pid: the parent as the child was told; if it is already gone the process exits at once.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if parent_pid is not None and os.getppid() != parent_pid:
-        raise SystemExit(0)
+    tether_to_parent(parent_pid)
 
 
 def run(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
@@ -56,7 +55,8 @@ def run(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Aw
         settings: the parsed settings.
         main: builds the service, serves until the event is set by SIGTERM or SIGINT, and cleans up.
 
-    A ``KernelFlumeError`` from ``main`` ends the process with code 1 and one clear line on standard error.
+    A second SIGINT ends the process at once. An error that leaves ``main`` ends it with one clear log line:
+    code 2 for a ``ConfigurationError``, code 1 for any other (with its traceback, if it is not our own).
     """
     configure(name, settings.log_level)
     if settings.exit_with_parent:
@@ -65,15 +65,26 @@ def run(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Aw
     async def supervise() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def on_signal(number: signal.Signals) -> None:
+            logger.info("stopping on %s", number.name)
+            stop.set()
+            # SIGTERM stays handled: a tethered process gets one from its parent and one from the kernel.
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, on_signal, number)
         await main(stop)
 
     try:
         asyncio.run(supervise())
     except ConfigurationError as error:
         logger.error("refused to start: %s", error)  # noqa: TRY400 - the message is the whole fact
-        sys.exit(2)
+        sys.exit(EXIT_REFUSED)
     except KernelFlumeError as error:
         logger.error("stopped: %s", error)  # noqa: TRY400
-        sys.exit(1)
+        sys.exit(EXIT_FAILED)
+    except Exception:
+        logger.exception("stopped by an unexpected error")
+        sys.exit(EXIT_FAILED)

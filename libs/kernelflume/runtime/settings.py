@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
+    SettingsError,
 )
 
 from kernelflume.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
 _UNIT_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -29,16 +34,16 @@ def parse_size(text: str | int) -> int:
     Raises:
         ValueError: the text is no size.
     """
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
-    match = _SIZE.match(text)
+    match = _SIZE.match(str(text))
     if match is None:
-        raise ValueError(f"{text!r} is no size; write it like 512MiB, 2GiB or 1073741824")
+        raise ValueError(f"{str(text)!r} is no size; write it like 512MiB, 2GiB or 1073741824")
     number, unit, _ = match.groups()
     return int(float(number) * 1024 ** _UNIT_POWER[unit.lower()])
 
 
-ByteSize = Annotated[int, BeforeValidator(parse_size)]
+ByteSize = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 """A field that takes ``512MiB`` as well as a plain number of bytes."""
 
 
@@ -52,35 +57,50 @@ class ServiceSettings(BaseSettings):
         cli_hide_none_type=True,
         cli_avoid_json=True,
         cli_implicit_flags=True,
-        use_attribute_docstrings=True,
+        cli_show_env_vars=True,
+        env_nested_delimiter="__",
         nested_model_default_partial_update=True,
+        use_attribute_docstrings=True,
+        # A setting may be called model_...; pydantic keeps that prefix for itself otherwise.
+        protected_namespaces=(),
     )
 
     config: Path | None = None
     """YAML file with settings by their names; flags and environment override it."""
-    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", pattern="^(redis|rediss|unix)://")
     """Routing-table store."""
     cluster: str = Field(default="kernelflume", pattern="^[A-Za-z0-9_.-]+$")
     """Prefix of every key in the store, so that clusters can share one Redis."""
     exit_with_parent: bool = False
-    """End when the parent process ends, however it ends; set by the process provider and `serve`."""
+    """End when the parent process ends, however it ends."""
 
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the names are pydantic-settings' own
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the name is pydantic-settings' own
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources; the YAML file is named by a flag, so it is added by ``load``."""
+        """Keep arguments over environment; no .env file and no secrets folder is read behind one's back."""
         return init_settings, env_settings
 
 
 S = TypeVar("S", bound=ServiceSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Values of one source, and how a person calls the setting ``name`` there."""
+
+    values: dict[str, Any]
+    label: str
+
+    def call(self, name: str) -> str:
+        return self.label.format(flag=name.replace("_", "-"), variable=name.upper(), name=name)
 
 
 def load(settings_class: type[S], argv: list[str], *, program: str) -> S:
@@ -92,31 +112,29 @@ def load(settings_class: type[S], argv: list[str], *, program: str) -> S:
         program: the name shown in help.
 
     Raises:
-        ConfigurationError: a value is bad; the message names each setting at fault.
+        ConfigurationError: a value is bad; the message names each setting at fault as it was given.
+        SystemExit: argv asks for help (code 0) or has an unknown flag (code 2).
     """
-
-    class Sourced(settings_class):  # type: ignore[valid-type, misc]
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], **sources: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            flags: CliSettingsSource[Any] = CliSettingsSource(
-                settings_cls, cli_parse_args=argv, cli_prog_name=program
-            )
-            ordered: list[PydanticBaseSettingsSource] = [flags, *super().settings_customise_sources(settings_cls, **sources)]
-            path = flags().get("config") or sources["env_settings"]().get("config")
-            if path:
-                ordered.append(_yaml_source(settings_cls, Path(path)))
-            return tuple(ordered)
-
-    Sourced.__name__ = settings_class.__name__
-    Sourced.__doc__ = settings_class.__doc__
+    prefix = settings_class.model_config.get("env_prefix", "")
     try:
-        return Sourced()  # type: ignore[no-any-return]
+        flags = CliSettingsSource(settings_class, cli_parse_args=argv, cli_prog_name=program)()
+        environment = EnvSettingsSource(settings_class)()
+    except SettingsError as error:
+        # A list or a group that is no JSON; the message names the field and its source.
+        raise ConfigurationError(f"{error}: {error.__cause__}") from error
+    path = flags.get("config") or environment.get("config")
+    sources = [
+        _Source(_read_yaml(Path(path)) if path else {}, f"{{name}} in {path}"),
+        _Source(environment, f"{prefix}{{variable}}"),
+        _Source(flags, "--{flag}"),
+    ]
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged = _merge(merged, source.values)
+    try:
+        return settings_class(**merged)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}" for fault in error.errors()
-        )
+        faults = "; ".join(_explain(fault, sources) for fault in error.errors())
         raise ConfigurationError(faults) from error
 
 
@@ -129,12 +147,42 @@ def load_or_exit(settings_class: type[S], *, program: str, argv: list[str] | Non
         raise SystemExit(2) from None
 
 
-def _yaml_source(settings_class: type[BaseSettings], path: Path) -> YamlConfigSettingsSource:
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        return YamlConfigSettingsSource(settings_class, yaml_file=path, yaml_file_encoding="utf-8") if path.is_file() else _missing(path)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"config: {path} is no YAML: {error}") from error
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config: cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config: {path} is no YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise ConfigurationError(f"--config: {path} must hold settings as `name: value` lines")
+    # A person copies names from flags as well as from code.
+    return {name.replace("-", "_"): value for name, value in values.items()}
 
 
-def _missing(path: Path) -> YamlConfigSettingsSource:
-    raise ConfigurationError(f"config: {path} does not exist")
+def _merge(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """Return ``low`` updated with ``high``, group by group, so that one field of a group can be given alone."""
+    merged = dict(low)
+    for name, value in high.items():
+        below = merged.get(name)
+        both_groups = isinstance(below, dict) and isinstance(value, dict)
+        merged[name] = _merge(below, value) if both_groups else value  # type: ignore[arg-type]
+    return merged
+
+
+def _explain(fault: ErrorDetails, sources: list[_Source]) -> str:
+    location = [str(part) for part in fault["loc"]]
+    if not location:
+        return fault["msg"].removeprefix("Value error, ")
+    name = location[0]
+    yaml_file, environment, flags = sources
+    if fault["type"] == "missing":
+        return f"{flags.call('.'.join(location))} (or {environment.call('__'.join(location))}) is required"
+    given = next((source for source in (flags, environment, yaml_file) if name in source.values), flags)
+    told = ".".join([given.call(name), *location[1:]])
+    if fault["type"] == "extra_forbidden":
+        return f"{told}: there is no such setting"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{told}: {message[:1].lower()}{message[1:]}"
