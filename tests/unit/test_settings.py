@@ -145,7 +145,7 @@ def test_a_boolean_flag_stands_alone() -> None:
 def test_settings_are_frozen_and_travel_to_another_process() -> None:
     settings = parse("--node-id", "a", "--count", "3")
     with pytest.raises(ValidationError, match="frozen"):
-        settings.count = 4  # type: ignore[misc]
+        settings.count = 4
     assert type(settings) is SampleSettings
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
 
@@ -207,7 +207,7 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--config: cannot read .*absent.yaml: No such file"):
+    with pytest.raises(ConfigurationError, match=r"--config: cannot read .*absent.yaml: No such file"):
         parse("--config", str(tmp_path / "absent.yaml"))
 
 

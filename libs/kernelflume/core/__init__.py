@@ -1,0 +1,1 @@
+"""Values and rules that every part shares; pure, standard library only."""

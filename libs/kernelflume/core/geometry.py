@@ -35,7 +35,8 @@ class KvGeometry:
                 raise ConfigurationError(f"geometry: {name} must be at least 1, not {getattr(self, name)}")
         if self.num_query_heads % self.num_kv_heads:
             raise ConfigurationError(
-                f"geometry: {self.num_query_heads} query heads are no multiple of {self.num_kv_heads} KV heads"
+                f"geometry: {self.num_query_heads} query heads are no multiple of "
+                f"{self.num_kv_heads} KV heads"
             )
         for name in ("dtype", "kv_dtype"):
             if getattr(self, name) not in DTYPE_BYTES:

@@ -1,0 +1,1 @@
+"""gRPC between the services: generated code, its translation to core values, servers and channels."""

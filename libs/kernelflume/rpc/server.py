@@ -22,16 +22,22 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A prompt of some million token ids fits; more is refused by gRPC itself."""
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+if TYPE_CHECKING:
+    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:  # generic for type checkers alone
+    _ServerInterceptor = grpc.aio.ServerInterceptor
+
+
+class ErrorInterceptor(_ServerInterceptor):
     """Turns a ``KernelFlumeError`` of a handler into its status code, and any other error into INTERNAL."""
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        """Wrap the handler of the method that is called."""
-        handler: Any = await continuation(handler_call_details)
+    ) -> Any:
+        """Wrap the handler of the method that is called; None, for a method that is not there, stays None."""
+        handler = await continuation(handler_call_details)
         if handler is None:
             return handler
         if handler.unary_unary is not None:
@@ -48,7 +54,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 async def _abort(context: Any, error: Exception) -> None:
     if isinstance(error, KernelFlumeError):
         await context.abort(code_of(error), str(error), trailers_of(error))
-    logger.exception("unexpected error in a call", exc_info=error)
+    logger.error("unexpected error in a call", exc_info=error)
     await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
 
 
@@ -117,7 +123,8 @@ class Server:
 
     async def set_serving(self, *, serving: bool) -> None:
         """Answer health checks with SERVING or NOT_SERVING, for the whole server and each service."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if serving else statuses.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, status)
 

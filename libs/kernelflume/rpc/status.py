@@ -51,7 +51,8 @@ def error_of(failure: grpc.RpcError) -> errors.KernelFlumeError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return errors.InvalidRequestError(details, parameter=trailers.get(PARAMETER_KEY))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.OverloadedError(details, retry_after_s=int(trailers.get(RETRY_AFTER_KEY, "1000")) / 1000)
+        retry_after_ms = int(trailers.get(RETRY_AFTER_KEY, "1000"))
+        return errors.OverloadedError(details, retry_after_s=retry_after_ms / 1000)
     kinds: dict[grpc.StatusCode, type[errors.KernelFlumeError]] = {
         grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
         grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,

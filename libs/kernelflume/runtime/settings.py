@@ -163,7 +163,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _merge(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Return ``low`` updated with ``high``, group by group, so that one field of a group can be given alone."""
+    """Return ``low`` updated with ``high``, group by group: one field of a group can be given alone."""
     merged = dict(low)
     for name, value in high.items():
         below = merged.get(name)

@@ -1,0 +1,1 @@
+"""Generated from proto/kernelflume/rpc/v1 by scripts/generate_protos.py."""
