@@ -1,0 +1,1 @@
+"""The routing-table store: seams, the Redis store, its in-memory twin and the embedded server."""

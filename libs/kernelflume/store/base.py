@@ -1,4 +1,4 @@
-"""The routing-table store: three small seams that one Redis (or in-memory) store implements.
+"""The routing-table store: four small seams that one Redis (or in-memory) store implements.
 
 All methods are coroutines of the caller's event loop; none is called from a step loop. Each raises
 ``UnavailableError`` when the store cannot be reached within its timeout: the data plane then goes on with
@@ -36,10 +36,25 @@ class MembershipStore(Protocol):
         """
         ...
 
+    async def restore(self, snapshot: RoutingSnapshot, *, fencing_token: int | None = None) -> None:
+        """Write ``snapshot`` back, and send a notice, if the store is at any older epoch.
+
+        For the leader alone, after the store has lost its data: weight nodes never go back to an older
+        epoch, so the table must come back at the newest one that anybody saw.
+
+        Raises:
+            EpochConflictError: the store is at this epoch or a newer one; nothing was written.
+            ConflictError: the fencing token is an old leader's; nothing was written.
+        """
+        ...
+
     async def wait_notice(self, *, timeout_s: float) -> bool:
         """Wait for a publish by anyone; True if a notice came, False at the timeout.
 
-        A notice may be lost: call ``read`` after every return, so that the timeout is the poll interval.
+        True also when the store turns out to hold another epoch than this handle's last ``read`` gave (the
+        subscription was only just made, or made again). A notice may be lost: call ``read`` after every
+        return, so that the timeout is the poll interval. An unreachable store is no error here: the wait
+        lasts its time, and the ``read`` that follows tells.
         """
         ...
 
@@ -66,7 +81,7 @@ class SequenceRouteStore(Protocol):
     async def put_routes(
         self, weight_node: str, routes: Mapping[int, SequenceRoute], *, ended: Sequence[int] = ()
     ) -> None:
-        """Write or replace routes of ``weight_node`` (its name) by sequence id, and drop the ``ended`` ones."""
+        """Write or replace routes of ``weight_node`` (its name) by sequence id; drop the ``ended`` ones."""
         ...
 
     async def drop_weight_node(self, weight_node: str) -> None:
@@ -82,7 +97,10 @@ class LeaderStore(Protocol):
     """One leader among the scalers, by lease with a fencing token that only grows."""
 
     async def lead(self, candidate: str, *, ttl_s: float) -> int | None:
-        """Take or keep the leadership; return the fencing token, or None while another one leads."""
+        """Take or keep the leadership; return the fencing token, or None while another one leads.
+
+        ``candidate`` must differ at every start of a process, so that a successor is never its own past.
+        """
         ...
 
     async def resign(self, candidate: str) -> None:

@@ -1,0 +1,108 @@
+"""How the routing table is written down: key names and the JSON of each record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from kernelflume.core.leases import LeaseRecord, NodeKind
+from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
+from kernelflume.core.routing import RoutingSnapshot
+
+KEY_SCHEMA = 1
+"""Version of the keys below; part of each key. History: 1 = table, leases, routes, leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names of all keys of one cluster.
+
+    The cluster stands in braces, so that Redis Cluster keeps all of them in one slot and a script may touch
+    several.
+    """
+
+    cluster: str
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((f"{{{self.cluster}}}", f"v{KEY_SCHEMA}", *parts))
+
+    @property
+    def table(self) -> str:
+        """Hash of epoch, snapshot (JSON) and the id of the publish that wrote them."""
+        return self._key("table")
+
+    @property
+    def notices(self) -> str:
+        """Channel that carries the new epoch at each publish."""
+        return self._key("notices")
+
+    def leases(self, kind: NodeKind) -> str:
+        """Hash of node id -> lease record (JSON)."""
+        return self._key("leases", str(kind))
+
+    def expiries(self, kind: NodeKind) -> str:
+        """Sorted set of node ids by the end of their lease, in ms of the server's clock."""
+        return self._key("expiries", str(kind))
+
+    @property
+    def route_index(self) -> str:
+        """Set of the weight node names that have routes."""
+        return self._key("routes")
+
+    def routes(self, weight_node: str) -> str:
+        """Hash of sequence id -> route (JSON) of one weight node."""
+        return self._key("routes", weight_node)
+
+    @property
+    def leader(self) -> str:
+        """The leading candidate; expires with its lease."""
+        return self._key("leader")
+
+    @property
+    def fence(self) -> str:
+        """The newest fencing token given out."""
+        return self._key("fence")
+
+
+def dump_snapshot(snapshot: RoutingSnapshot) -> str:
+    """Encode a snapshot."""
+    return _dump(snapshot.to_dict())
+
+
+def load_snapshot(text: str) -> RoutingSnapshot:
+    """Decode a snapshot.
+
+    Raises:
+        LifecycleError: it was written with another schema version.
+    """
+    return RoutingSnapshot.from_dict(json.loads(text))
+
+
+def dump_lease(record: LeaseRecord) -> str:
+    """Encode a lease record."""
+    return _dump(record.to_dict())
+
+
+def load_lease(text: str) -> LeaseRecord:
+    """Decode a lease record."""
+    return LeaseRecord.from_dict(json.loads(text))
+
+
+def dump_route(route: SequenceRoute) -> str:
+    """Encode a route as a list of [node id, start, end]."""
+    return _dump([[owned.node_id, owned.tokens.start, owned.tokens.end] for owned in route.ranges])
+
+
+def load_route(text: str) -> SequenceRoute:
+    """Decode a route.
+
+    Raises:
+        LifecycleError: the ranges do not cover [0, n) in order.
+    """
+    return SequenceRoute(
+        tuple(OwnedRange(node_id, TokenRange(start, end)) for node_id, start, end in json.loads(text))
+    )
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
