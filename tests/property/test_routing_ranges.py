@@ -32,9 +32,7 @@ def test_any_series_of_edits_covers_each_token_once_with_one_tail(first: str, re
 
 
 @given(first=node_ids, rest=edits)
-def test_each_token_stays_on_the_node_that_was_the_tail_when_it_came(
-    first: str, rest: list[str | int]
-) -> None:
+def test_each_token_stays_where_it_was_appended(first: str, rest: list[str | int]) -> None:
     owners: list[str] = []
     tail = first
     for edit in rest:
