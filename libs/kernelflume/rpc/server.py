@@ -22,13 +22,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A prompt of some million token ids fits; more is refused by gRPC itself."""
 
 
-if TYPE_CHECKING:
-    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-else:  # generic for type checkers alone
-    _ServerInterceptor = grpc.aio.ServerInterceptor
-
-
-class ErrorInterceptor(_ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns a ``KernelFlumeError`` of a handler into its status code, and any other error into INTERNAL."""
 
     async def intercept_service(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from kernelflume.core import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 RETRY_AFTER_KEY = "retry-after-ms"
 PARAMETER_KEY = "invalid-parameter"
@@ -63,5 +63,5 @@ def error_of(failure: grpc.RpcError) -> errors.KernelFlumeError:
     return kinds.get(code, errors.KernelFlumeError)(details)
 
 
-def _pairs(metadata: Sequence[tuple[str, str | bytes]] | None) -> list[tuple[str, str]]:
+def _pairs(metadata: Iterable[Any] | None) -> list[tuple[str, str]]:
     return [(key, value) for key, value in metadata or () if isinstance(value, str)]
