@@ -47,6 +47,10 @@ class ConflictError(KernelFlumeError):
     """The state changed under the caller; read it again and decide anew."""
 
 
+class AlreadyExistsError(ConflictError):
+    """The id is taken by something else than what the caller asks for."""
+
+
 class EpochConflictError(ConflictError):
     """A publish was based on an epoch that is no longer the current one."""
 

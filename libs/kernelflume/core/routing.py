@@ -97,17 +97,22 @@ class RoutingSnapshot:
         """Return the nodes in any of ``states``, in table order."""
         return tuple(node for node in self.nodes if node.state in states)
 
-    def with_node(self, entry: AttentionNodeEntry) -> Self:
-        """Add a node that has just been launched.
+    def with_node(self, *entries: AttentionNodeEntry) -> Self:
+        """Add nodes that have just been launched, all in a single epoch.
 
         Raises:
-            LifecycleError: the id is taken, or the entry's state is not PREWARMING.
+            LifecycleError: an id is taken, or an entry's state is not PREWARMING; nothing is changed.
         """
-        if self.find(entry.node_id) is not None:
-            raise LifecycleError(f"attention node {entry.node_id} is already in the routing table")
-        if entry.state is not NodeState.PREWARMING:
-            raise LifecycleError(f"attention node {entry.node_id} must join as prewarming, not {entry.state}")
-        return replace(self, epoch=self.epoch + 1, nodes=(*self.nodes, entry))
+        nodes = self.nodes
+        for entry in entries:
+            if any(node.node_id == entry.node_id for node in nodes):
+                raise LifecycleError(f"attention node {entry.node_id} is already in the routing table")
+            if entry.state is not NodeState.PREWARMING:
+                raise LifecycleError(
+                    f"attention node {entry.node_id} must join as prewarming, not {entry.state}"
+                )
+            nodes = (*nodes, entry)
+        return replace(self, epoch=self.epoch + 1, nodes=nodes)
 
     def with_event(self, event: NodeEvent, *node_ids: str) -> Self:
         """Apply one event to each of ``node_ids`` in a single epoch.

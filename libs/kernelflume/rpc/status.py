@@ -25,6 +25,7 @@ _CODES: tuple[tuple[type[errors.KernelFlumeError], grpc.StatusCode], ...] = (
     (errors.DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.HandshakeError, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.LifecycleError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.AlreadyExistsError, grpc.StatusCode.ALREADY_EXISTS),
     (errors.ConflictError, grpc.StatusCode.ABORTED),
 )
 
@@ -58,6 +59,7 @@ def error_of(failure: grpc.RpcError) -> errors.KernelFlumeError:
         grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
         grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
         grpc.StatusCode.FAILED_PRECONDITION: errors.LifecycleError,
+        grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExistsError,
         grpc.StatusCode.ABORTED: errors.ConflictError,
     }
     return kinds.get(code, errors.KernelFlumeError)(details)
