@@ -1,0 +1,1 @@
+"""The decoder that a weight node runs, cut open where attention happens elsewhere."""
