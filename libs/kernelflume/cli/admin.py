@@ -1,0 +1,40 @@
+"""Calls to the scaler's admin API from the command line."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+
+from kernelflume.core.errors import UnavailableError
+from kernelflume.rpc.channel import open_blocking_channel
+from kernelflume.rpc.status import error_of
+from kernelflume.rpc.v1 import scaler_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CALL_TIMEOUT_S = 10.0
+"""Bound of a call that does not wait for anything."""
+
+
+@contextmanager
+def scaler_admin(address: str) -> Iterator[scaler_pb2_grpc.ScalerAdminStub]:
+    """Give a stub of the scaler at ``address`` and turn its failures into the product's errors.
+
+    Raises:
+        UnavailableError: nothing answers there.
+        KernelFlumeError: the scaler refused.
+    """
+    with open_blocking_channel(address) as channel:
+        try:
+            yield scaler_pb2_grpc.ScalerAdminStub(channel)
+        except grpc.RpcError as failure:
+            error = error_of(failure)
+            if isinstance(error, UnavailableError):
+                raise UnavailableError(
+                    f"no scaler answers at {address}; is the stack running (kernelflume serve), "
+                    "or does its scaler listen elsewhere (--scaler)?"
+                ) from failure
+            raise error from failure

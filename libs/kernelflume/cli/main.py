@@ -1,0 +1,208 @@
+"""The `kernelflume` command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from kernelflume.cli import scale as scaling
+from kernelflume.cli import services, status
+from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
+from kernelflume.cli.exits import errors_as_exit
+from kernelflume.cli.progress import reporter_for
+from kernelflume.cli.run import run_stages
+from kernelflume.cli.stack import StackOptions
+from kernelflume.rpc.v1 import scaler_pb2
+from kernelflume.runtime.service import EXIT_FAILED
+from kernelflume.runtime.settings import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEFAULT_SCALER = "127.0.0.1:8100"
+
+app = typer.Typer(
+    help="Elastic LLM decode serving: weight nodes, and attention nodes that come and go.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain help: tables would cut the names of flags, and markup would swallow what stands in brackets.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ScalerAddress = Annotated[
+    str, typer.Option("--scaler", envvar="KERNELFLUME_SCALER", help="host:port of the scaler's admin API.")
+]
+
+
+def _state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "kernelflume"
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face folder, a .gguf file, or `smollm2`.", show_default=False, metavar="MODEL"
+        ),
+    ],
+    *,
+    attention_nodes: Annotated[int, typer.Option(min=1, help="Attention nodes to begin with.")] = 2,
+    host: Annotated[str, typer.Option(help="Address that clients reach.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port that clients reach; 0 takes a free one.")
+    ] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name that clients use for the model; may be repeated. [default: MODEL]"),
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Format of weights and of keys and values; auto is float32 on a CPU."),
+    ] = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Longest prompt and answer together, in tokens. [default: the model's]"),
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Routing-table store. [default: an embedded one]")
+    ] = None,
+    attention_node_memory: Annotated[
+        Any,
+        typer.Option(parser=parse_size, metavar="SIZE", help="Keys and values a node can hold, like 512MiB."),
+    ] = "512MiB",
+    seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the log files, one a service. [default: ~/.local/state/kernelflume/PORT]"
+        ),
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="Prefix of every key in the store.")] = "kernelflume",
+    scaler_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the scaler's admin API; 0 takes a free one.")
+    ] = 8100,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Least severe level that is logged.")
+    ] = "info",
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all must be ready.")] = 300.0,
+) -> None:
+    """Run the whole stack on this machine: store, scaler, attention nodes, weight node and router.
+
+    A setting of a service that has no flag here is given by its environment variable, such as
+    KERNELFLUME_WNODE_MAX_NUM_SEQS; `kernelflume wnode --help` lists them.
+    """
+    options = StackOptions(
+        model=model,
+        served_model_names=tuple(served_model_name or ()),
+        num_attention_nodes=attention_nodes,
+        attention_node_memory_bytes=attention_node_memory,
+        host=host,
+        port=port,
+        scaler_port=scaler_port,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        redis_url=redis_url,
+        cluster=cluster,
+        seed=seed,
+        log_level=log_level,
+        log_dir=(log_dir or _state_dir() / str(port)).absolute(),
+    )
+    # Reading checkpoints needs libraries that no other command does.
+    from kernelflume.cli.prepare import prepare  # noqa: PLC0415
+
+    err = Console(stderr=True)
+    with errors_as_exit():
+        with reporter_for(err) as reporter:
+            options, stages = prepare(options, reporter)
+        asyncio.run(run_stages(options, stages, start_timeout_s=start_timeout, out=Console(), err=err))
+
+
+@app.command(name="status")
+def show_status(
+    *,
+    scaler: ScalerAddress = DEFAULT_SCALER,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the epoch, nodes with state, keys and values held and capacity, sequences and their ranges."""
+    with errors_as_exit(), scaler_admin(scaler) as admin:
+        topology = admin.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT_S)
+    if as_json:
+        typer.echo(json.dumps(status.to_dict(topology), indent=2))
+    else:
+        Console().print(status.render(topology))
+
+
+@app.command()
+def scale(
+    *,
+    attention_nodes: Annotated[
+        int, typer.Option(min=0, help="How many there should be.", show_default=False)
+    ],
+    scaler: ScalerAddress = DEFAULT_SCALER,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the result; exit code 1 unless it succeeded.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Longest wait in seconds; the operation goes on.")
+    ] = 600.0,
+    operation_id: Annotated[
+        str | None, typer.Option(help="Name of the operation, to repeat it safely. [default: a new one]")
+    ] = None,
+    deadline: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds in which new nodes must be ready; 0 for the scaler's default."),
+    ] = 0.0,
+) -> None:
+    """Add or drain attention nodes until there are as many as asked for. Running requests go on."""
+    chosen_id = operation_id or f"cli-{uuid.uuid4().hex[:12]}"
+    with errors_as_exit():
+        operation = scaling.request_scale(
+            scaler, operation_id=chosen_id, num_attention_nodes=attention_nodes, deadline_s=deadline
+        )
+        if wait and not operation.result:
+            operation = scaling.wait_operation(
+                scaler,
+                chosen_id,
+                timeout_s=timeout,
+                on_change=lambda state: typer.echo(state.phase, err=True),
+            )
+    if not operation.result:
+        typer.echo(f"{chosen_id}: {operation.phase}")
+        return
+    typer.echo(scaling.outcome(operation))
+    if operation.result != scaling.SUCCEEDED:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(installed_version("kernelflume"))
+
+
+def _service_command(name: str) -> Callable[[typer.Context], None]:
+    def run(context: typer.Context) -> None:
+        services.become(name, context.args)
+
+    return run
+
+
+for _name, _help in services.SERVICES.items():
+    app.command(
+        name=_name,
+        help=f"{_help} All arguments go to the service; `kernelflume {_name} --help` lists them.",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_service_command(_name))

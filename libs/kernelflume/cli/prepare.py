@@ -1,0 +1,124 @@
+"""Checks before anything is started: ports, folders, the store, the model; and the plan that follows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernelflume.checkpoint.source import resolve
+from kernelflume.cli.readiness import store_fault
+from kernelflume.cli.stack import LOCALHOST, PartSpec, Ports, StackOptions, plan_stack
+from kernelflume.cli.threads import divide_threads
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.service import free_port
+from kernelflume.store.embedded import embedded_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernelflume.checkpoint.source import Checkpoint
+    from kernelflume.cli.progress import StartReporter
+
+_CPU_DTYPE = "float32"
+"""What `auto` means without a GPU: half precision is slower on most CPUs."""
+
+
+def prepare(
+    options: StackOptions, reporter: StartReporter
+) -> tuple[StackOptions, tuple[tuple[PartSpec, ...], ...]]:
+    """Check that all that was asked for can be had, and plan the stack; nothing is started.
+
+    Returns:
+        The options with each port 0 replaced by a free one, and the parts by stages.
+
+    Raises:
+        ConfigurationError: something cannot be had; the message names the flag.
+    """
+    options = with_ports(options)
+    make_log_dir(options.log_dir)
+    if options.redis_url is not None and (
+        fault := asyncio.run(store_fault(options.redis_url, options.cluster))
+    ):
+        raise ConfigurationError(f"--redis-url: {fault}")
+    return options, plan(options, find_model(options.model, reporter))
+
+
+def with_ports(options: StackOptions) -> StackOptions:
+    """Return the options with each port 0 replaced by a free one.
+
+    Raises:
+        ConfigurationError: a port that was asked for is taken, or the host is none of this machine's.
+    """
+    port = checked_port("--port", options.host, options.port)
+    scaler_port = checked_port("--scaler-port", LOCALHOST, options.scaler_port)
+    if port == scaler_port:
+        raise ConfigurationError(f"--scaler-port: {port} is the port of --port already")
+    return replace(options, port=port, scaler_port=scaler_port)
+
+
+def checked_port(flag: str, host: str, port: int) -> int:
+    """Return ``port``, or a free one for 0, after trying to listen on it.
+
+    Raises:
+        ConfigurationError: it cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            # As the servers do: connections that ended a moment ago are no hindrance.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ConfigurationError(f"{flag}: cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def make_log_dir(log_dir: Path) -> None:
+    """Make the folder of the log files.
+
+    Raises:
+        ConfigurationError: it cannot be made.
+    """
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--log-dir: cannot make {log_dir}: {error.strerror}") from error
+
+
+def find_model(model: str, reporter: StartReporter) -> Checkpoint:
+    """Find the model, converting it with a progress bar when it is a GGUF file seen for the first time.
+
+    Raises:
+        ConfigurationError: there is no such model, or it cannot be used.
+    """
+    title = f"model {model}"
+    clock = MonotonicClock()
+    began = clock.now()
+    reporter.working("model", title)
+    checkpoint = resolve(
+        model, progress=lambda done, total: reporter.fraction("model", f"converting {title}", done / total)
+    )
+    reporter.ready("model", title, clock.now() - began)
+    return checkpoint
+
+
+def plan(options: StackOptions, checkpoint: Checkpoint) -> tuple[tuple[PartSpec, ...], ...]:
+    """Plan the stack for this machine.
+
+    Raises:
+        ConfigurationError: there is no embedded Redis server and no other was named.
+    """
+    dtype = _CPU_DTYPE if options.dtype == "auto" else options.dtype
+    ports = Ports(redis=free_port(), weight_node=free_port())
+    return plan_stack(
+        options,
+        checkpoint=checkpoint.path,
+        geometry=checkpoint.geometry(dtype, dtype),
+        ports=ports,
+        threads=divide_threads(len(os.sched_getaffinity(0)), options.num_attention_nodes),
+        embedded_redis=() if options.redis_url else embedded_command(ports.redis, options.log_dir),
+    )

@@ -1,0 +1,67 @@
+"""Running a planned stack until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from kernelflume.cli.progress import reporter_for
+from kernelflume.cli.readiness import Readiness
+from kernelflume.cli.stack import LOCALHOST, base_url
+from kernelflume.cli.supervisor import Supervisor, adopt_orphans
+from kernelflume.runtime.clock import MonotonicClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from kernelflume.cli.stack import PartSpec, StackOptions
+
+
+async def run_stages(
+    options: StackOptions,
+    stages: Sequence[Sequence[PartSpec]],
+    *,
+    start_timeout_s: float,
+    out: Console,
+    err: Console,
+) -> None:
+    """Start the parts, say once that all are ready, and watch them until SIGINT, SIGTERM or SIGHUP.
+
+    Args:
+        options: what was planned from.
+        stages: the parts; a stage starts when the one before is ready.
+        start_timeout_s: bound of the start, from the first process until all are ready.
+        out: gets the one ready line.
+        err: gets progress.
+
+    Raises:
+        UnavailableError: a part ended; everything was ended.
+        DeadlineError: the start took too long; everything was ended.
+        StackInterruptedError: told to end before it was ready; everything was ended.
+    """
+    adopt_orphans()
+    readiness = Readiness(cluster=options.cluster, num_attention_nodes=options.num_attention_nodes)
+    supervisor = Supervisor(log_dir=options.log_dir, readiness=readiness, clock=MonotonicClock())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.ask_stop)
+    try:
+        with reporter_for(err) as reporter:
+            await supervisor.start(stages, reporter, timeout_s=start_timeout_s)
+        out.print(ready_line(options), markup=False, highlight=False, soft_wrap=True)
+        await supervisor.wait_end()
+    finally:
+        await supervisor.stop()
+        await readiness.close()
+
+
+def ready_line(options: StackOptions) -> str:
+    """Return the one line that says where the stack listens."""
+    names = ", ".join(options.served_model_names or (options.model,))
+    return (
+        f"ready: {base_url(options.host, options.port)} serves {names} "
+        f"(scaler {LOCALHOST}:{options.scaler_port}, logs {options.log_dir})"
+    )

@@ -1,0 +1,78 @@
+"""`kernelflume scale`: ask for an absolute number of attention nodes, and watch until it is reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
+from kernelflume.core.errors import DeadlineError, UnavailableError
+from kernelflume.rpc.v1 import scaler_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SUCCEEDED = "succeeded"
+
+
+def request_scale(
+    address: str, *, operation_id: str, num_attention_nodes: int, deadline_s: float
+) -> scaler_pb2.Operation:
+    """Ask the scaler at ``address`` and return the operation as it stands.
+
+    Raises:
+        UnavailableError: no scaler answers there.
+        KernelFlumeError: the scaler refused, for example because another operation runs.
+    """
+    request = scaler_pb2.SetTargetRequest(
+        operation_id=operation_id, attention_nodes=num_attention_nodes, deadline_seconds=deadline_s
+    )
+    with scaler_admin(address) as scaler:
+        operation: scaler_pb2.Operation = scaler.SetTarget(request, timeout=CALL_TIMEOUT_S)
+        return operation
+
+
+def wait_operation(
+    address: str,
+    operation_id: str,
+    *,
+    timeout_s: float,
+    on_change: Callable[[scaler_pb2.Operation], object],
+) -> scaler_pb2.Operation:
+    """Watch an operation until it has a result and return it.
+
+    Args:
+        address: of the scaler.
+        operation_id: as given to ``request_scale``.
+        timeout_s: bound of the wait; the operation itself goes on after it.
+        on_change: called with each state that the scaler sends.
+
+    Raises:
+        DeadlineError: it has no result within ``timeout_s``.
+        UnavailableError: the scaler went away.
+    """
+    request = scaler_pb2.GetOperationRequest(operation_id=operation_id)
+    operation = scaler_pb2.Operation()
+    with scaler_admin(address) as scaler:
+        try:
+            for operation in scaler.WatchOperation(request, timeout=timeout_s):
+                on_change(operation)
+        except grpc.RpcError as failure:
+            if failure.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+            raise DeadlineError(
+                f"still {operation.phase or 'under way'} after {timeout_s:g} s; it goes on: "
+                f"watch it with `kernelflume status`, or repeat with --operation-id {operation_id} --wait"
+            ) from failure
+    if not operation.result:
+        raise UnavailableError(f"the scaler ended the watch of {operation_id} in phase {operation.phase!r}")
+    return operation
+
+
+def outcome(operation: scaler_pb2.Operation) -> str:
+    """Return one line that says how an operation ended and how long its phases took."""
+    phases = ", ".join(f"{phase.phase} {phase.seconds:.2f} s" for phase in operation.history)
+    line = f"{operation.result}: {operation.initial_attention_nodes} -> {operation.target_attention_nodes}"
+    details = "; ".join(text for text in (operation.reason, phases) if text)
+    return f"{line} attention nodes ({details})" if details else f"{line} attention nodes"

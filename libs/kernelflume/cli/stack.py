@@ -1,0 +1,181 @@
+"""What a local stack consists of: which programs, in which order, listening where. Nothing is done here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from kernelflume.cli.threads import ThreadBudget
+    from kernelflume.core.geometry import KvGeometry
+
+LOCALHOST = "127.0.0.1"
+
+
+class Probe(StrEnum):
+    """How one knows that a part can do its work."""
+
+    STORE = "store"
+    """The routing-table store answers a read."""
+    GRPC = "grpc"
+    """The gRPC health check says SERVING."""
+    TOPOLOGY = "topology"
+    """The scaler reports as many active attention nodes as were asked for."""
+    HTTP = "http"
+    """GET /ready answers 200."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What a person asked `kernelflume serve` for."""
+
+    model: str
+    """As it was given: the name that clients use, unless others are named."""
+    served_model_names: tuple[str, ...]
+    num_attention_nodes: int
+    attention_node_memory_bytes: int
+    host: str
+    port: int
+    scaler_port: int
+    dtype: str
+    max_model_len: int | None
+    redis_url: str | None
+    """None starts an embedded server."""
+    cluster: str
+    seed: int
+    log_level: str
+    log_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Ports of the parts that nobody chooses by hand."""
+
+    redis: int
+    weight_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSpec:
+    """One program of the stack."""
+
+    name: str
+    """Also the name of its log file."""
+    title: str
+    """What a person is told it is."""
+    command: tuple[str, ...]
+    probes: tuple[tuple[Probe, str], ...]
+    """What must hold before it counts as ready, each with the address it is asked at."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """On top of the environment that `serve` has itself."""
+    stop_grace_s: float = 5.0
+    """How long it may take to end in order before it is killed."""
+
+
+def plan_stack(
+    options: StackOptions,
+    *,
+    checkpoint: Path,
+    geometry: KvGeometry,
+    ports: Ports,
+    threads: ThreadBudget,
+    embedded_redis: Sequence[str],
+) -> tuple[tuple[PartSpec, ...], ...]:
+    """Return the parts by stages: a stage starts when the one before is ready, its parts all together.
+
+    They end one by one in the opposite order.
+
+    Args:
+        options: what was asked for.
+        checkpoint: folder of the model, converted if it had to be.
+        geometry: what attention nodes are told of it.
+        ports: where the parts listen that were given no port.
+        threads: kernel threads of each process.
+        embedded_redis: command of the embedded server; not used with ``options.redis_url``.
+    """
+    redis_url = options.redis_url or f"redis://{LOCALHOST}:{ports.redis}/0"
+    common = ("--redis-url", redis_url, "--cluster", options.cluster, "--log-level", options.log_level)
+    lengths = ("--max-model-len", str(options.max_model_len)) if options.max_model_len else ()
+    scaler_address = f"{LOCALHOST}:{options.scaler_port}"
+    weight_node_address = f"{LOCALHOST}:{ports.weight_node}"
+
+    redis = PartSpec(
+        name="redis",
+        title="routing-table store",
+        command=tuple(embedded_redis),
+        probes=((Probe.STORE, redis_url),),
+    )
+    scaler = PartSpec(
+        name="scaler",
+        title=f"scaler and {_count(options.num_attention_nodes, 'attention node')}",
+        command=_service(
+            "scaler",
+            *("--address", scaler_address),
+            *("--provider", "process"),
+            *("--attention-nodes", str(options.num_attention_nodes)),
+            *("--attention-node-memory", str(options.attention_node_memory_bytes)),
+            *("--geometry", json.dumps(geometry.to_dict())),
+            *("--log-dir", str(options.log_dir)),
+            *common,
+        ),
+        probes=((Probe.GRPC, scaler_address), (Probe.TOPOLOGY, scaler_address)),
+        # The attention nodes are its children and take their settings from its environment.
+        environment={"KERNELFLUME_ANODE_THREADS": str(threads.attention_node)},
+        # It ends its attention nodes first.
+        stop_grace_s=10.0,
+    )
+    weight_node = PartSpec(
+        name="wnode",
+        title="weight node",
+        command=_service(
+            "wnode",
+            *("--node-id", "w-1"),
+            *("--address", weight_node_address),
+            *("--model", str(checkpoint)),
+            *("--served-model-id", geometry.model_id),
+            *("--dtype", geometry.dtype),
+            *("--seed", str(options.seed)),
+            *lengths,
+            *common,
+        ),
+        probes=((Probe.GRPC, weight_node_address),),
+        environment={"KERNELFLUME_WNODE_THREADS": str(threads.weight_node)},
+    )
+    router = PartSpec(
+        name="router",
+        title="router",
+        command=_service(
+            "router",
+            *("--host", options.host),
+            *("--port", str(options.port)),
+            *("--shutdown-timeout", "3"),
+            *("--model", str(checkpoint)),
+            *("--served-model-name", ",".join(options.served_model_names or (options.model,))),
+            *lengths,
+            *common,
+        ),
+        probes=((Probe.HTTP, base_url(options.host, options.port)),),
+    )
+    # What answers clients ends first and the store last; attention nodes outlive the node that uses them.
+    services = (scaler, weight_node, router)
+    return (services,) if options.redis_url else ((redis,), services)
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL under which this machine reaches a server that listens on ``host``."""
+    reachable = {"0.0.0.0": LOCALHOST, "": LOCALHOST, "::": "::1"}.get(host, host)  # noqa: S104 - not bound to
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _service(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"kernelflume.{name}", *arguments)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
