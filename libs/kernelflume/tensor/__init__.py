@@ -1,0 +1,1 @@
+"""Partial attention results: the exact merge and the oracle it is tested against."""

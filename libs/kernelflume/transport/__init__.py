@@ -1,0 +1,1 @@
+"""The data plane: one-sided writes with notices between registered memory."""

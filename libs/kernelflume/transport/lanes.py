@@ -6,7 +6,8 @@ is prepared once a pair.
 
     query region    (on the attention node)  [bucket, query heads, head dim]
     append region   (on the attention node)  per slot: [layers, bucket, 2, KV heads, head dim]
-    partial region  (on the weight node)     [bucket, query heads, head dim] then lse float32 [bucket, query heads]
+    partial region  (on the weight node)     [bucket, query heads, head dim],
+                                             then the lse: float32 [bucket, query heads]
 """
 
 from __future__ import annotations

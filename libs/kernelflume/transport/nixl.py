@@ -7,6 +7,7 @@ every post carries a notice (an empty one repeats the handle's last).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -49,10 +50,9 @@ class NixlPlan:
             return
         self.released = True
         for item in (*self.handles, *self._lists):
-            try:
+            # A transfer to a dead peer cannot be cancelled; nixl then keeps the handle until the agent ends.
+            with contextlib.suppress(Exception):
                 item.release()
-            except Exception:  # noqa: BLE001 - a transfer to a dead peer cannot be cancelled; nixl keeps the handle
-                continue
 
 
 class NixlTransport:
@@ -70,7 +70,7 @@ class NixlTransport:
         """
         if error_handling not in ERROR_HANDLING_MODES:
             raise ConfigurationError(
-                f"transport_error_handling: {error_handling!r} is not one of {', '.join(ERROR_HANDLING_MODES)}"
+                f"transport_error_handling: {error_handling!r} is none of {', '.join(ERROR_HANDLING_MODES)}"
             )
         try:
             from nixl_cu13._api import (  # noqa: PLC0415 - optional dependency, named in the error
@@ -79,7 +79,9 @@ class NixlTransport:
                 nixl_thread_sync_t,
             )
         except ImportError as error:
-            raise ConfigurationError(f"the nixl transport needs `pip install 'kernelflume[node]'`: {error}") from error
+            raise ConfigurationError(
+                f"the nixl transport needs `pip install 'kernelflume[node]'`: {error}"
+            ) from error
         self.name = name
         self.kind = f"nixl {version('nixl-cu13')} ucx errors={error_handling}"
         self._agent = nixl_agent(

@@ -6,11 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelflume.transport.doorbell import Doorbell
-
 if TYPE_CHECKING:
     from kernelflume.runtime.clock import Clock
     from kernelflume.transport.base import Notice, Transport
+    from kernelflume.transport.doorbell import Doorbell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import numpy as np
 from kernelflume.core.errors import HandshakeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class Kind(IntEnum):
@@ -102,9 +102,7 @@ class Append:
 
     def encode(self) -> bytes:
         """Return the notice."""
-        head = _APPEND.pack(
-            Kind.APPEND, self.lane, self.slot, self.counter, self.num_rows, len(self.entries)
-        )
+        head = _APPEND.pack(Kind.APPEND, self.lane, self.slot, self.counter, self.num_rows, len(self.entries))
         return head + self.entries.tobytes()
 
     @classmethod
@@ -173,9 +171,7 @@ class Free:
 
     def encode(self) -> bytes:
         """Return the notice."""
-        return (
-            _COUNTED.pack(Kind.FREE, len(self.sequences), 0) + np.asarray(self.sequences, "<u8").tobytes()
-        )
+        return _COUNTED.pack(Kind.FREE, len(self.sequences), 0) + np.asarray(self.sequences, "<u8").tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Free:
@@ -224,7 +220,7 @@ class Warm:
 
 WireNotice = Query | Append | Partial | Appended | Free | Freed | Warm
 
-_DECODERS = {
+_DECODERS: dict[Kind, Callable[[bytes], WireNotice]] = {
     Kind.WARM: Warm.decode,
     Kind.QUERY: Query.decode,
     Kind.APPEND: Append.decode,

@@ -1,0 +1,114 @@
+"""Start a weight node: ``python -m kernelflume.wnode`` or ``kernelflume wnode``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from kernelflume.checkpoint.source import resolve
+from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.rpc.server import Server
+from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+from kernelflume.runtime.service import new_incarnation, run
+from kernelflume.runtime.settings import load_or_exit
+from kernelflume.store.redis import RedisStore
+from kernelflume.wnode.engine_client import EngineClient
+from kernelflume.wnode.messages import EngineArguments
+from kernelflume.wnode.metrics import WeightNodeMetrics
+from kernelflume.wnode.servicer import WeightNodeServicer
+from kernelflume.wnode.settings import WeightNodeSettings
+from kernelflume.wnode.shell import Shell
+
+if TYPE_CHECKING:
+    from kernelflume.checkpoint.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+_LOAD_TIMEOUT_S = 1800.0
+_STOP_GRACE_S = 2.0
+
+
+async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
+    """Run until ``stop`` is set or the engine fails.
+
+    Raises:
+        ConfigurationError: a setting cannot work.
+        UnavailableError: the engine ended.
+    """
+    checkpoint = await asyncio.to_thread(resolve, settings.model)
+    dtype = "float32" if settings.dtype == "auto" else settings.dtype
+    geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
+    max_model_len = _max_model_len(settings, checkpoint.config)
+    incarnation = new_incarnation()
+    registry = CollectorRegistry()
+    engine = EngineClient(
+        EngineArguments(
+            settings=settings,
+            name=f"{settings.node_id}#{incarnation}",
+            geometry=geometry,
+            max_model_len=max_model_len,
+            parent_pid=os.getpid(),
+        )
+    )
+    store = RedisStore(settings.redis_url, cluster=settings.cluster)
+    shell = Shell(
+        settings=settings,
+        incarnation=incarnation,
+        config=checkpoint.config,
+        geometry=geometry,
+        max_model_len=max_model_len,
+        engine=engine,
+        store=store,
+        metrics=WeightNodeMetrics(registry),
+    )
+    server = Server(settings.address, [wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name])
+    wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell), server.grpc_server)
+    await server.start()
+    try:
+        ready = await engine.start(shell.deliver, timeout_s=_LOAD_TIMEOUT_S)
+        if settings.metrics_port:
+            start_http_server(settings.metrics_port, registry=registry)
+        address = f"{settings.address.rpartition(':')[0]}:{server.port}"
+        running = asyncio.create_task(shell.run(address))
+        await server.set_serving(serving=True)
+        logger.info("ready at %s, model loaded in %.1f s", address, ready.load_seconds)
+        await _wait_any(stop, engine.failed, running)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        if engine.failed.is_set():
+            raise UnavailableError(engine.failure)
+    finally:
+        await server.stop(_STOP_GRACE_S)
+        await engine.stop()
+        await store.close()
+
+
+def _max_model_len(settings: WeightNodeSettings, config: ModelConfig) -> int:
+    limit = config.max_position_embeddings
+    if settings.max_model_len > limit:
+        raise ConfigurationError(f"max_model_len: {settings.max_model_len} exceeds the model's own {limit}")
+    return settings.max_model_len or limit
+
+
+async def _wait_any(stop: asyncio.Event, failed: asyncio.Event, running: asyncio.Task[None]) -> None:
+    waits = [asyncio.create_task(stop.wait()), asyncio.create_task(failed.wait())]
+    await asyncio.wait([*waits, running], return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def main() -> None:
+    """Parse the settings and run."""
+    settings = load_or_exit(WeightNodeSettings, program="kernelflume wnode")
+    run("wnode", settings, partial(serve, settings))
+
+
+if __name__ == "__main__":
+    main()

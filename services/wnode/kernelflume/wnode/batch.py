@@ -1,0 +1,84 @@
+"""What one step computes: rows of running sequences, and where each row's keys and values will go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kernelflume.wnode.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class KvWrite:
+    """Consecutive rows of one chunk whose keys and values go to one node."""
+
+    node_id: str
+    num_rows: int
+    num_new_pages: int
+    """Pages that the node will take for them."""
+    opens_range: bool
+    """True when the rows start a new token range, so that the range before is sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one sequence: one row while decoding, many while prefilling."""
+
+    sequence: Sequence
+    num_rows: int
+    writes: tuple[KvWrite, ...]
+
+    @property
+    def start(self) -> int:
+        """Position of the first row's token."""
+        return self.sequence.num_computed
+
+    @property
+    def samples(self) -> bool:
+        """True when the last row is the sequence's last known token, so that a token is chosen."""
+        return self.start + self.num_rows == self.sequence.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The rows of one step, chunk after chunk."""
+
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in all."""
+        return sum(chunk.num_rows for chunk in self.chunks)
+
+    def token_ids(self) -> np.ndarray:
+        """Return [num_rows] int64 input tokens."""
+        return np.fromiter(
+            (
+                token
+                for chunk in self.chunks
+                for token in chunk.sequence.tokens(chunk.start, chunk.start + chunk.num_rows)
+            ),
+            np.int64,
+            self.num_rows,
+        )
+
+    def positions(self) -> np.ndarray:
+        """Return [num_rows] int64 token positions."""
+        return np.concatenate(
+            [np.arange(chunk.start, chunk.start + chunk.num_rows, dtype=np.int64) for chunk in self.chunks]
+        )
+
+    def sampling_rows(self) -> tuple[list[int], list[Chunk]]:
+        """Return the rows whose logits are needed and their chunks."""
+        rows: list[int] = []
+        chunks: list[Chunk] = []
+        end = 0
+        for chunk in self.chunks:
+            end += chunk.num_rows
+            if chunk.samples:
+                rows.append(end - 1)
+                chunks.append(chunk)
+        return rows, chunks

@@ -1,0 +1,183 @@
+"""The weight node's connections to attention nodes, seen from the shell: gRPC handshake, state, retry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from kernelflume.core.errors import DeadlineError, LifecycleError, UnavailableError
+from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.codec import handshake_from_proto, handshake_to_proto
+from kernelflume.rpc.status import error_of
+from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, common_pb2
+from kernelflume.transport.base import MemoryRegion
+from kernelflume.wnode.messages import (
+    CloseLink,
+    CompleteLink,
+    LinkAnswer,
+    LinkClosed,
+    LinkFailed,
+    LinkLost,
+    LinkOffer,
+    LinkReady,
+    OpenLink,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernelflume.wnode.messages import Command
+
+logger = logging.getLogger(__name__)
+
+LinkEvent = LinkOffer | LinkReady | LinkFailed | LinkClosed | LinkLost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareTimes:
+    """How long a preparation took."""
+
+    connect_s: float
+    warm_s: float
+
+
+class Endpoints:
+    """Prepares and releases attention nodes; one preparation of a node at a time, any number of nodes."""
+
+    def __init__(self, send: Callable[[Command], None], *, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self._prepared: dict[str, str] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._answers: dict[str, asyncio.Future[LinkEvent]] = {}
+        self._weight_node = ""
+
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """Names (id#incarnation) of the nodes whose path is warm."""
+        return tuple(sorted(self._prepared))
+
+    def is_prepared(self, node_name: str) -> bool:
+        """True when the path to a node is warm."""
+        return node_name in self._prepared
+
+    def deliver(self, event: LinkEvent) -> None:
+        """Take in an event of the engine about a link."""
+        if isinstance(event, LinkLost):
+            self._prepared.pop(event.node_name, None)
+            logger.error("attention node %s is lost: %s", event.node_name, event.reason)
+            event = LinkFailed(event.node_name, event.reason)
+        answer = self._answers.get(event.node_name)
+        if answer is not None and not answer.done():
+            answer.set_result(event)
+
+    async def prepare(self, node_name: str, address: str) -> PrepareTimes:
+        """Connect to a node and warm the path; at once when that was done before.
+
+        Raises:
+            KernelFlumeError: it refused, did not answer, or could not be reached in time.
+        """
+        started = time.monotonic()
+        async with self._locks.setdefault(node_name, asyncio.Lock()):
+            if node_name in self._prepared:
+                return PrepareTimes(connect_s=0.0, warm_s=0.0)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    warm_s = await self._connect(node_name, address)
+            except TimeoutError:
+                raise DeadlineError(
+                    f"attention node {node_name} at {address} was not ready within {self._timeout_s:g} s"
+                ) from None
+            self._prepared[node_name] = address
+        return PrepareTimes(connect_s=time.monotonic() - started - warm_s, warm_s=warm_s)
+
+    async def release(self, node_name: str) -> None:
+        """Forget a node.
+
+        Raises:
+            LifecycleError: sequences have ranges there.
+        """
+        async with self._locks.setdefault(node_name, asyncio.Lock()):
+            address = self._prepared.get(node_name)
+            if address is None:
+                return
+            event = await self._ask(CloseLink(node_name), node_name)
+            if isinstance(event, LinkFailed):
+                raise LifecycleError(event.reason)
+            self._prepared.pop(node_name, None)
+            await self._disconnect(address, node_name)
+        self._locks.pop(node_name, None)
+
+    async def _connect(self, node_name: str, address: str) -> float:
+        offer = await self._ask(OpenLink(node_name), node_name)
+        if not isinstance(offer, LinkOffer):
+            raise UnavailableError(f"attention node {node_name}: {getattr(offer, 'reason', offer)}")
+        answer = await self._call_connect(address, offer)
+        ready = await self._ask(CompleteLink(node_name, answer), node_name)
+        if not isinstance(ready, LinkReady):
+            raise UnavailableError(f"attention node {node_name}: {getattr(ready, 'reason', ready)}")
+        return ready.warm_seconds
+
+    async def _ask(self, command: Command, node_name: str) -> LinkEvent:
+        answer: asyncio.Future[LinkEvent] = asyncio.get_running_loop().create_future()
+        self._answers[node_name] = answer
+        try:
+            self._send(command)
+            async with asyncio.timeout(self._timeout_s):
+                return await answer
+        finally:
+            self._answers.pop(node_name, None)
+
+    async def _call_connect(self, address: str, offer: LinkOffer) -> LinkAnswer:
+        self._weight_node = offer.handshake.node_name
+        request = anode_pb2.ConnectRequest(
+            handshake=handshake_to_proto(offer.handshake),
+            transport_metadata=offer.metadata,
+            limits=anode_pb2.LaneLimits(num_lanes=offer.num_lanes, max_rows=offer.max_rows),
+            partial_regions=[_region_to_proto(region) for region in offer.partial_regions],
+            doorbell_address=offer.doorbell_address,
+        )
+        async with open_channel(address) as channel:
+            try:
+                reply = await anode_pb2_grpc.AttentionNodeStub(channel).Connect(
+                    request, timeout=self._timeout_s
+                )
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error) from error
+        return LinkAnswer(
+            handshake=handshake_from_proto(reply.handshake),
+            metadata=reply.transport_metadata,
+            query_regions=_regions_from_proto(reply.query_regions),
+            append_regions=_regions_from_proto(reply.append_regions),
+            page_tokens=reply.page_tokens,
+            num_pages=reply.num_pages,
+            num_free_pages=reply.num_free_pages,
+            doorbell_address=reply.doorbell_address,
+        )
+
+    async def _disconnect(self, address: str, node_name: str) -> None:
+        async with open_channel(address) as channel:
+            try:
+                await anode_pb2_grpc.AttentionNodeStub(channel).Disconnect(
+                    anode_pb2.DisconnectRequest(weight_node=self._weight_node), timeout=2.0
+                )
+            except grpc.aio.AioRpcError as error:
+                # It is leaving; if it is gone already, there is nothing to free.
+                logger.info("attention node %s did not answer the good-bye: %s", node_name, error.details())
+
+
+def _region_to_proto(region: MemoryRegion) -> common_pb2.MemoryRegion:
+    return common_pb2.MemoryRegion(
+        address=region.address, num_bytes=region.num_bytes, kind=region.kind, device=region.device
+    )
+
+
+def _regions_from_proto(messages: Sequence[common_pb2.MemoryRegion]) -> tuple[MemoryRegion, ...]:
+    return tuple(
+        MemoryRegion(message.address, message.num_bytes, message.kind, message.device) for message in messages
+    )

@@ -1,0 +1,322 @@
+"""The step loop of a weight node (paper section 3.2): plan, project, dispatch, merge, sample, commit.
+
+One thread runs it. Between two steps it takes commands, adopts a routing snapshot and settles what nodes
+reported; inside a step the batch, the routes and the links do not change, so every token uses one snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernelflume.core.errors import PeerLostError
+from kernelflume.core.sampling import FinishReason
+from kernelflume.wnode.attention import SelfAttention
+from kernelflume.wnode.exchange import StepExchange
+from kernelflume.wnode.inbox import LinkConnected, TableBuilt
+from kernelflume.wnode.messages import (
+    Adopted,
+    Cancel,
+    CloseLink,
+    LinkClosed,
+    LinkFailed,
+    LinkLost,
+    LinkReady,
+    RoutesChanged,
+    Stop,
+    Submit,
+    TokenOutput,
+)
+from kernelflume.wnode.sampler import sample
+from kernelflume.wnode.sequence import Sequence
+
+if TYPE_CHECKING:
+    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.wnode.batch import Chunk, StepBatch
+    from kernelflume.wnode.inbox import Inbox, InboxItem
+    from kernelflume.wnode.ledger import Ledger
+    from kernelflume.wnode.link import Link
+    from kernelflume.wnode.links import LinkTable
+    from kernelflume.wnode.model.decoder import Decoder
+    from kernelflume.wnode.reporter import Reporter
+    from kernelflume.wnode.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S = 0.02
+"""Longest time between two looks at the inbox while nothing runs; the doorbell ends it early."""
+
+
+class Engine:
+    """Runs sequences until it is told to stop. All its parts are used by this thread alone."""
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        links: LinkTable,
+        inbox: Inbox,
+        reporter: Reporter,
+        clock: Clock,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        seed: int,
+    ) -> None:
+        self._decoder = decoder
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._links = links
+        self._inbox = inbox
+        self._reporter = reporter
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._num_requests = 0
+        self._num_steps = 0
+        self._stopping = False
+        self._warming: dict[str, tuple[Link, float]] = {}
+
+    def run(self) -> None:
+        """Run steps until a ``Stop`` comes."""
+        while not self._stopping:
+            self.turn()
+
+    def turn(self) -> None:
+        """Do what is due between steps, then run one step, or wait a little when there is none to run."""
+        for item in self._inbox.take():
+            self._handle(item)
+        self._links.poll()
+        self._settle()
+        batch, victim = self._scheduler.schedule()
+        if victim is not None:
+            self._give_way(victim)
+        if batch is not None:
+            self._step(batch)
+        else:
+            self._reporter.report_idle(self._scheduler, self._ledger)
+            self._links.poll(_IDLE_WAIT_S, idle=not self._warming)
+
+    # --- between steps -------------------------------------------------------------------------------
+
+    def _handle(self, item: InboxItem) -> None:
+        match item:
+            case Submit():
+                self._submit(item.request_id, item.prompt, item.sampling)
+            case Cancel():
+                sequence = self._scheduler.find(item.request_id)
+                if sequence is not None:
+                    self._end(sequence)
+                    self._emit(TokenOutput(item.request_id, (), FinishReason.ABORT))
+            case CloseLink():
+                self._close_link(item.node_name)
+            case Stop():
+                self._stopping = True
+            case LinkConnected():
+                self._links.add(item.link)
+                self._warming[item.link.node_name] = (item.link, self._clock.now())
+            case TableBuilt():
+                self._adopt(item)
+
+    def _submit(self, request_id: str, prompt: list[int], sampling: SamplingParameters) -> None:
+        self._num_requests += 1
+        key = sampling.seed if sampling.seed is not None else (self._seed << 32) + self._num_requests
+        self._scheduler.submit(Sequence(request_id, prompt, sampling, key))
+
+    def _adopt(self, item: TableBuilt) -> None:
+        started = self._clock.now()
+        self._ledger.adopt(item.table)
+        installed = self._clock.now()
+        gone = {
+            node_id
+            for sequence in self._scheduler.running
+            for node_id in sequence.route.node_ids
+            if node_id not in item.table.known
+        }
+        for node_id in gone:
+            link = self._links.of_node(node_id)
+            name = link.node_name if link is not None else node_id
+            self._lose(PeerLostError(name, f"it left the routing table at epoch {item.table.epoch}"))
+        num_moved = self._ledger.rebalance(self._scheduler.running)
+        self._reporter.send(
+            Adopted(item.table.epoch, installed - started, self._clock.now() - installed, num_moved)
+        )
+
+    def _close_link(self, node_name: str) -> None:
+        link = self._links.get(node_name)
+        if link is not None:
+            holders = [
+                sequence.request_id
+                for sequence in self._scheduler.running
+                if link.node_id in sequence.route.node_ids
+            ]
+            if holders:
+                reason = f"{len(holders)} sequences have ranges on {node_name}"
+                self._reporter.send(LinkFailed(node_name, reason))
+                return
+            self._links.remove(node_name)
+            self._warming.pop(node_name, None)
+            link.close()
+        self._reporter.send(LinkClosed(node_name))
+
+    def _settle(self) -> None:
+        """Take in what nodes reported since the last step."""
+        for name, (link, since) in list(self._warming.items()):
+            if link.is_warm:
+                del self._warming[name]
+                self._reporter.send(LinkReady(name, self._clock.now() - since))
+        for link in self._links.all():
+            failed, link.failed_sequences = link.failed_sequences, []
+            for sequence in [s for s in self._scheduler.running if s.sequence_id in failed]:
+                logger.warning(
+                    "%s could not store request %s: recomputing", link.node_name, sequence.request_id
+                )
+                self._restart(sequence)
+        for refusal in self._scheduler.refusals():
+            self._fail(refusal.sequence, refusal.reason)
+
+    def _give_way(self, sequence: Sequence) -> None:
+        """Make room in a full pool."""
+        is_alone = len(self._scheduler.running) == 1
+        if is_alone and sequence.num_restarts and sequence.num_tokens <= sequence.num_tokens_at_restart:
+            self._fail(sequence, "the attention nodes have no room for the request's keys and values")
+            return
+        logger.info("pool is full: request %s gives way", sequence.request_id)
+        self._restart(sequence)
+
+    # --- one step ------------------------------------------------------------------------------------
+
+    def _step(self, batch: StepBatch) -> None:
+        self._num_steps += 1
+        started = self._clock.now()
+        self._links.waited_s = 0.0
+        try:
+            tokens, lost = self._compute(batch)
+        except PeerLostError as error:
+            # Nothing was stored for this step: the sequences that do not need the node just run it again.
+            self._lose(error)
+            return
+        self._commit(batch, tokens)
+        for loss in lost:
+            self._lose(loss)
+        self._reporter.report_step(
+            self._scheduler,
+            self._ledger,
+            num_rows=batch.num_rows,
+            num_tokens=len(tokens),
+            seconds=self._clock.now() - started,
+            waited_s=self._links.waited_s,
+        )
+
+    def _compute(self, batch: StepBatch) -> tuple[list[tuple[Chunk, int]], list[PeerLostError]]:
+        """Run all layers; return each sampled chunk with its token, and the nodes lost while storing."""
+        decoder, config = self._decoder, self._decoder.config
+        exchange = StepExchange(batch, self._links, self._num_steps)
+        num_rows = batch.num_rows
+        own_attention = SelfAttention(
+            [chunk.num_rows for chunk in batch.chunks],
+            config.num_query_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        with torch.inference_mode():
+            state = decoder.begin(torch.from_numpy(batch.token_ids()), torch.from_numpy(batch.positions()))
+            keys_values = torch.empty(
+                (config.num_layers, num_rows, 2, config.num_kv_heads, config.head_dim), dtype=decoder.dtype
+            )
+            for layer in range(config.num_layers):
+                query = decoder.project_query(layer, state)
+                exchange.dispatch_query(layer, query)
+                key, value = decoder.project_kv(layer, state, out=keys_values[layer])
+                own = own_attention.attend(query, key, value)
+                attention = exchange.collect_partials(layer, own)
+                decoder.finish_layer(layer, state, attention.view(num_rows, -1))
+            lost = exchange.dispatch_kv(keys_values)
+            rows, chunks = batch.sampling_rows()
+            if not rows:
+                return [], lost
+            logits = decoder.logits(state, torch.tensor(rows) if len(rows) < num_rows else None)
+            tokens = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
+        return list(zip(chunks, tokens, strict=True)), lost
+
+    def _commit(self, batch: StepBatch, tokens: list[tuple[Chunk, int]]) -> None:
+        changed: dict[int, Sequence] = {}
+        for chunk in batch.chunks:
+            sequence = chunk.sequence
+            if self._ledger.commit(sequence, chunk.writes):
+                changed[sequence.sequence_id] = sequence
+            sequence.num_computed += chunk.num_rows
+        if changed:
+            self._reporter.send(RoutesChanged({key: s.route for key, s in changed.items()}, ()))
+        outputs: list[TokenOutput] = []
+        ended: list[Sequence] = []
+        for chunk, token in tokens:
+            output = self._take_token(chunk.sequence, token)
+            outputs.append(output)
+            if output.finish_reason:
+                ended.append(chunk.sequence)
+        self._emit(*outputs)
+        for sequence in ended:
+            self._end(sequence)
+
+    def _take_token(self, sequence: Sequence, token: int) -> TokenOutput:
+        sampling = sequence.sampling
+        is_eos = token in self._eos_token_ids and not sampling.ignore_eos
+        if is_eos or token in sampling.stop_token_ids:
+            return TokenOutput(sequence.request_id, (), FinishReason.STOP, token)
+        sequence.output.append(token)
+        if sampling.has_penalties:
+            sequence.output_counts[token] = sequence.output_counts.get(token, 0) + 1
+        is_full = len(sequence.output) >= sampling.max_tokens or sequence.num_tokens >= self._max_model_len
+        return TokenOutput(sequence.request_id, (token,), FinishReason.LENGTH if is_full else "")
+
+    # --- ends ----------------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence) -> None:
+        self._free(sequence)
+        self._scheduler.remove(sequence)
+
+    def _fail(self, sequence: Sequence, reason: str) -> None:
+        self._end(sequence)
+        self._emit(TokenOutput(sequence.request_id, (), FinishReason.ABORT, error=reason))
+
+    def _restart(self, sequence: Sequence) -> None:
+        self._free(sequence)
+        self._scheduler.restart(sequence)
+        self._reporter.count_restart()
+
+    def _free(self, sequence: Sequence) -> None:
+        """Free a sequence's pages on every node that has or is being sent some."""
+        if not sequence.sequence_id:
+            return
+        for node_id in sequence.route.node_ids:
+            link = self._links.of_node(node_id)
+            if link is None:
+                continue
+            try:
+                link.send_free([sequence.sequence_id])
+            except PeerLostError as error:
+                logger.warning("%s", error)
+        if sequence.route.ranges:
+            self._reporter.send(RoutesChanged({}, (sequence.sequence_id,)))
+
+    def _lose(self, loss: PeerLostError) -> None:
+        """Drop a node that is gone and recompute the sequences that had ranges there, and only those."""
+        node_id = loss.peer.partition("#")[0]
+        link = self._links.of_node(node_id)
+        if link is not None:
+            self._links.remove(link.node_name)
+            link.close()
+        affected = [s for s in self._scheduler.running if node_id in s.route.node_ids]
+        for sequence in reversed(affected):
+            self._restart(sequence)
+        logger.error("%s; recomputing %d sequences", loss, len(affected))
+        self._reporter.send(LinkLost(loss.peer, loss.reason, len(affected)))
+
+    def _emit(self, *outputs: TokenOutput) -> None:
+        self._reporter.send_tokens(outputs)

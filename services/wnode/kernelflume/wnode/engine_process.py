@@ -1,0 +1,103 @@
+"""The engine's process: builds the parts, runs the step loop on its main thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernelflume.checkpoint.source import resolve
+from kernelflume.core.errors import KernelFlumeError
+from kernelflume.runtime import logging as service_logging
+from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.service import exit_with_parent
+from kernelflume.transport.doorbell import Doorbell
+from kernelflume.transport.nixl import NixlTransport
+from kernelflume.transport.waiter import Waiter, WaitPolicy
+from kernelflume.wnode.connector import Connector
+from kernelflume.wnode.engine import Engine
+from kernelflume.wnode.inbox import CommandThread, Inbox
+from kernelflume.wnode.ledger import Ledger
+from kernelflume.wnode.links import LinkTable
+from kernelflume.wnode.messages import EngineFailed, EngineReady
+from kernelflume.wnode.model.decoder import Decoder, load_decoder
+from kernelflume.wnode.reporter import Reporter
+from kernelflume.wnode.scheduler import BatchLimits, Scheduler
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from kernelflume.wnode.messages import EngineArguments
+
+logger = logging.getLogger(__name__)
+
+
+def run_engine(connection: Connection, arguments: EngineArguments) -> None:
+    """Entry point of the spawned process; returns when the shell tells it over ``connection`` to stop."""
+    exit_with_parent(arguments.parent_pid)
+    service_logging.configure("wnode.engine", arguments.settings.log_level)
+    try:
+        _serve(connection, arguments)
+    except KernelFlumeError as error:
+        logger.error("engine stopped: %s", error)  # noqa: TRY400 - the message is the whole fact
+        connection.send(EngineFailed(str(error)))
+    except Exception as error:
+        logger.exception("engine failed")
+        connection.send(EngineFailed(f"{type(error).__name__}: {error}"))
+
+
+def _serve(connection: Connection, arguments: EngineArguments) -> None:
+    settings, geometry = arguments.settings, arguments.geometry
+    started = time.monotonic()
+    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    checkpoint = resolve(settings.model)
+    decoder = load_decoder(checkpoint, dtype=getattr(torch, geometry.dtype), device=torch.device("cpu"))
+    _warm(decoder, settings.max_num_batched_tokens)
+    clock = MonotonicClock()
+    transport = NixlTransport(arguments.name, error_handling=settings.transport_error_handling)
+    doorbell = Doorbell(settings.doorbell_host)
+    links = LinkTable(
+        Waiter(transport, doorbell, clock, WaitPolicy()),
+        clock,
+        exchange_timeout_s=settings.exchange_timeout_s,
+    )
+    ledger = Ledger(links, settings.max_range_tokens)
+    limits = BatchLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=arguments.max_model_len,
+    )
+    reporter = Reporter(connection, clock)
+    inbox = Inbox()
+    connector = Connector(transport, doorbell, geometry, max_rows=settings.max_num_batched_tokens)
+    CommandThread(connection, inbox, connector, doorbell, reporter.send).start()
+    reporter.send(EngineReady(time.monotonic() - started))
+    Engine(
+        decoder=decoder,
+        scheduler=Scheduler(limits, ledger),
+        ledger=ledger,
+        links=links,
+        inbox=inbox,
+        reporter=reporter,
+        clock=clock,
+        eos_token_ids=frozenset(checkpoint.config.eos_token_ids),
+        max_model_len=arguments.max_model_len,
+        seed=settings.seed,
+    ).run()
+    transport.close()
+
+
+def _warm(decoder: Decoder, max_rows: int) -> None:
+    """Run the model once at the smallest and the largest step, so that the first request finds it warm."""
+    config = decoder.config
+    with torch.inference_mode():
+        for num_rows in (1, max_rows):
+            state = decoder.begin(torch.zeros(num_rows, dtype=torch.int64), torch.arange(num_rows))
+            for layer in range(config.num_layers):
+                query = decoder.project_query(layer, state)
+                decoder.project_kv(layer, state)
+                decoder.finish_layer(layer, state, query.reshape(num_rows, -1))
+            decoder.logits(state, None if num_rows == 1 else torch.tensor([num_rows - 1]))

@@ -1,0 +1,196 @@
+"""One step's exchange with the attention nodes: queries out, partials in, keys and values out.
+
+Paper sections 3.2 and 5.1 for one layer: ``dispatch_query`` as soon as queries exist, ``collect_partials``
+and merge once the local work is done, ``dispatch_kv`` once a step, off the critical path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernelflume.core.errors import PeerLostError
+from kernelflume.tensor.partials import Partial, merge_into
+from kernelflume.transport.wire import APPEND_DTYPE, PLAN_DTYPE
+
+if TYPE_CHECKING:
+    from kernelflume.wnode.batch import StepBatch
+    from kernelflume.wnode.link import Link
+    from kernelflume.wnode.links import LinkTable
+
+
+@dataclass(slots=True)
+class _Reader:
+    """An attention node that holds earlier tokens of some rows."""
+
+    link: Link
+    plan: np.ndarray
+    """[num_sequences] of PLAN_DTYPE"""
+    num_rows: int
+    rows: torch.Tensor | None
+    """[num_rows] int64 rows of the step, or None when they are all of them in order."""
+    staging: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Writer:
+    """An attention node that stores the keys and values of some rows."""
+
+    link: Link
+    entries: np.ndarray
+    """[num_sequences] of APPEND_DTYPE"""
+    num_rows: int
+    rows: torch.Tensor | None
+    num_pages: int
+
+
+class StepExchange:
+    """Planned once a step, then executed layer by layer. Raises ``PeerLostError`` when a node is gone."""
+
+    def __init__(self, batch: StepBatch, links: LinkTable, step: int) -> None:
+        self._links = links
+        self._step = step
+        self._readers = _plan_readers(batch, links)
+        self._writers = _plan_writers(batch, links)
+
+    def dispatch_query(self, layer: int, query: torch.Tensor) -> None:
+        """Send each node the queries of the rows it holds tokens of.
+
+        Args:
+            layer: the layer.
+            query: [num_rows, num_query_heads, head_dim], RoPE applied.
+        """
+        for reader in self._readers:
+            if reader.rows is None:
+                reader.staging.copy_(query)
+            else:
+                torch.index_select(query, 0, reader.rows, out=reader.staging)
+            reader.link.post_query(layer, self._step, reader.num_rows, reader.plan if layer == 0 else None)
+
+    def collect_partials(self, layer: int, own: Partial) -> torch.Tensor:
+        """Wait for every node's partial and merge it into the rows' own.
+
+        Args:
+            layer: the layer.
+            own: the self-partial, changed in place.
+
+        Returns:
+            [num_rows, num_query_heads, head_dim], the attention over all tokens of each row's sequence.
+        """
+        if self._readers:
+            self._links.wait_until(lambda: not self._missing(layer), lambda: self._missing(layer))
+        for reader in self._readers:
+            if reader.rows is None:
+                merge_into(own.out, own.lse, reader.out, reader.lse)
+                continue
+            out, lse = own.out[reader.rows], own.lse[reader.rows]
+            merge_into(out, lse, reader.out, reader.lse)
+            own.out[reader.rows] = out
+            own.lse[reader.rows] = lse
+        return own.out
+
+    def dispatch_kv(self, keys_values: torch.Tensor) -> list[PeerLostError]:
+        """Send each node the keys and values it stores, all layers in one write.
+
+        A node that is gone does not keep the others from theirs: the step stands, and only sequences with
+        ranges on that node are recomputed.
+
+        Args:
+            keys_values: [num_layers, num_rows, 2, num_kv_heads, head_dim]
+
+        Returns:
+            The nodes that were lost.
+        """
+        lost: list[PeerLostError] = []
+        for writer in self._writers:
+            try:
+                self._write(writer, keys_values)
+            except PeerLostError as error:
+                lost.append(error)
+        return lost
+
+    def _write(self, writer: _Writer, keys_values: torch.Tensor) -> None:
+        link = writer.link
+        self._links.wait_until(lambda: link.free_slot() is not None, lambda: [link])
+        slot = link.free_slot()
+        assert slot is not None  # noqa: S101 - just waited for
+        staging = link.append_staging(slot, writer.num_rows)
+        staging.copy_(keys_values if writer.rows is None else keys_values[:, writer.rows])
+        link.post_append(slot, writer.num_rows, writer.entries, writer.num_pages)
+
+    def _missing(self, layer: int) -> list[Link]:
+        return [reader.link for reader in self._readers if not reader.link.has_partial(layer, self._step)]
+
+
+def _need(links: LinkTable, node_id: str) -> Link:
+    link = links.of_node(node_id)
+    if link is None:
+        raise PeerLostError(node_id, "not connected")
+    return link
+
+
+def _plan_readers(batch: StepBatch, links: LinkTable) -> list[_Reader]:
+    plans: dict[str, list[tuple[int, int, int]]] = {}
+    rows: dict[str, list[int]] = {}
+    first = 0
+    for chunk in batch.chunks:
+        route = chunk.sequence.route
+        for node_id in route.node_ids:
+            num_held = route.num_tokens_on(node_id)
+            if num_held:
+                plans.setdefault(node_id, []).append((chunk.sequence.sequence_id, chunk.num_rows, num_held))
+                rows.setdefault(node_id, []).extend(range(first, first + chunk.num_rows))
+        first += chunk.num_rows
+    readers = []
+    for node_id, plan in plans.items():
+        link = _need(links, node_id)
+        num_rows = len(rows[node_id])
+        out, lse = link.partial_views(num_rows)
+        readers.append(
+            _Reader(
+                link,
+                np.array(plan, PLAN_DTYPE),
+                num_rows,
+                _row_index(rows[node_id], first),
+                link.query_staging(num_rows),
+                out,
+                lse,
+            )
+        )
+    return readers
+
+
+def _plan_writers(batch: StepBatch, links: LinkTable) -> list[_Writer]:
+    entries: dict[str, list[tuple[int, int, int]]] = {}
+    rows: dict[str, list[int]] = {}
+    pages: dict[str, int] = {}
+    row = 0
+    for chunk in batch.chunks:
+        position = chunk.start
+        for write in chunk.writes:
+            entries.setdefault(write.node_id, []).append(
+                (chunk.sequence.sequence_id, write.num_rows, position)
+            )
+            rows.setdefault(write.node_id, []).extend(range(row, row + write.num_rows))
+            pages[write.node_id] = pages.get(write.node_id, 0) + write.num_new_pages
+            row += write.num_rows
+            position += write.num_rows
+    return [
+        _Writer(
+            _need(links, node_id),
+            np.array(listed, APPEND_DTYPE),
+            len(rows[node_id]),
+            _row_index(rows[node_id], row),
+            pages[node_id],
+        )
+        for node_id, listed in entries.items()
+    ]
+
+
+def _row_index(rows: list[int], num_rows: int) -> torch.Tensor | None:
+    return None if len(rows) == num_rows else torch.tensor(rows, dtype=torch.int64)

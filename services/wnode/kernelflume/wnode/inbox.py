@@ -1,0 +1,127 @@
+"""Commands on their way to the step loop, and the thread that prepares what must not be prepared in it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.core.routing import NodeState
+from kernelflume.transport.doorbell import Doorbell, parse_address
+from kernelflume.wnode.ledger import AdoptedTable
+from kernelflume.wnode.messages import (
+    Adopt,
+    Cancel,
+    CloseLink,
+    Command,
+    CompleteLink,
+    LinkFailed,
+    OpenLink,
+    Stop,
+    Submit,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from kernelflume.core.routing import RoutingSnapshot
+    from kernelflume.wnode.connector import Connector
+    from kernelflume.wnode.link import Link
+    from kernelflume.wnode.messages import Event
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConnected:
+    """A link is complete; its warming write is under way."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class TableBuilt:
+    """A snapshot is ready to be adopted by a swap."""
+
+    table: AdoptedTable
+
+
+InboxItem = Submit | Cancel | CloseLink | Stop | LinkConnected | TableBuilt
+
+
+class Inbox:
+    """A queue from one command thread to the step loop; appending to and popping a deque is atomic."""
+
+    def __init__(self) -> None:
+        self._items: deque[InboxItem] = deque()
+
+    def put(self, item: InboxItem) -> None:
+        """Add an item."""
+        self._items.append(item)
+
+    def take(self) -> list[InboxItem]:
+        """Return and remove all items; costs next to nothing when there is none."""
+        taken: list[InboxItem] = []
+        while self._items:
+            taken.append(self._items.popleft())
+        return taken
+
+
+class CommandThread:
+    """Reads the shell's commands, does the slow ones, and hands the rest to the step loop."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        connector: Connector,
+        doorbell: Doorbell,
+        send: Callable[[Event], None],
+    ) -> None:
+        self._connection = connection
+        self._inbox = inbox
+        self._connector = connector
+        self._doorbell = doorbell
+        self._bell = parse_address(doorbell.address)
+        self._send = send
+        self._thread = threading.Thread(target=self._run, name="commands", daemon=True)
+
+    def start(self) -> None:
+        """Begin reading."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                command: Command = self._connection.recv()
+            except (EOFError, OSError):  # the shell is gone
+                command = Stop()
+            self._dispatch(command)
+            if isinstance(command, Stop):
+                return
+
+    def _dispatch(self, command: Command) -> None:
+        match command:
+            case OpenLink():
+                self._send(self._connector.open(command.node_name))
+            case CompleteLink():
+                result = self._connector.complete(command.node_name, command.answer)
+                if isinstance(result, LinkFailed):
+                    self._send(result)
+                else:
+                    self._hand_over(LinkConnected(result))
+            case Adopt():
+                self._hand_over(TableBuilt(build_table(command.snapshot)))
+            case _:
+                self._hand_over(command)
+
+    def _hand_over(self, item: InboxItem) -> None:
+        self._inbox.put(item)
+        self._doorbell.ring(self._bell)
+
+
+def build_table(snapshot: RoutingSnapshot) -> AdoptedTable:
+    """Reduce a snapshot to what the step loop reads."""
+    active = tuple(node.node_id for node in snapshot.in_state(NodeState.ACTIVE))
+    draining = (node.node_id for node in snapshot.in_state(NodeState.DRAINING))
+    return AdoptedTable(snapshot.epoch, active, frozenset((*active, *draining)))

@@ -1,0 +1,190 @@
+"""Where new tokens are placed, and how many pages that takes: routes and pages of one weight node.
+
+Pages are counted as the attention nodes count them: a sequence's tokens on one node fill its own pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kernelflume.wnode.batch import KvWrite
+from kernelflume.wnode.placement import NodeRoom, TailMove, choose_node, rebalance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.wnode.links import LinkTable
+    from kernelflume.wnode.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedTable:
+    """What the step loop needs of a snapshot, built before it is adopted."""
+
+    epoch: int = 0
+    active: tuple[str, ...] = ()
+    """Nodes that may receive new ranges."""
+    known: frozenset[str] = frozenset()
+    """Nodes that may hold ranges: active and draining."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The adopted table, the tails, and the pages promised in the step being planned."""
+
+    links: LinkTable
+    max_range_tokens: int = 0
+    table: AdoptedTable = field(default_factory=AdoptedTable)
+    _usable: frozenset[str] = frozenset()
+    _moves: dict[int, TailMove] = field(default_factory=dict)
+    _promised: dict[str, int] = field(default_factory=dict)
+    _tails: dict[str, int] = field(default_factory=dict)
+
+    def adopt(self, table: AdoptedTable) -> None:
+        """Swap the table: all that a scale event costs on the step loop's path (paper section 6.2)."""
+        self.table = table
+
+    def rebalance(self, sequences: Iterable[Sequence]) -> int:
+        """Decide which tails move at their next token, now that the table changed; return how many."""
+        usable = frozenset(
+            node_id for node_id in self.table.active if self.links.of_node(node_id) is not None
+        )
+        joined, self._usable = usable - self._usable, usable
+        tails = {
+            sequence.sequence_id: sequence.route.tail_node_id
+            for sequence in sequences
+            if sequence.route.tail_node_id is not None
+        }
+        self.begin_step(())
+        moves = rebalance(self._rooms(), tails, joined=joined)
+        self._moves = {move.sequence_id: move for move in moves}
+        return len(moves)
+
+    def begin_step(self, sequences: Iterable[Sequence]) -> None:
+        """Forget the last step's promises and count tails anew."""
+        self._promised.clear()
+        self._tails.clear()
+        for sequence in sequences:
+            tail = sequence.route.tail_node_id
+            if tail is not None:
+                self._tails[tail] = self._tails.get(tail, 0) + 1
+
+    def usable_pages(self, node_id: str) -> int:
+        """Pages that this step may still take on a node."""
+        link = self.links.of_node(node_id)
+        return 0 if link is None else link.num_usable_pages - self._promised.get(node_id, 0)
+
+    @property
+    def num_usable_pages(self) -> int:
+        """Pages that this step may still take on all active nodes."""
+        return sum(max(0, self.usable_pages(node_id)) for node_id in self.table.active)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all active nodes, free or not."""
+        links = (self.links.of_node(node_id) for node_id in self.table.active)
+        return sum(link.num_pages for link in links if link is not None)
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens a page of the active nodes, the smallest where they differ; 0 without a node."""
+        links = (self.links.of_node(node_id) for node_id in self.table.active)
+        return min((link.page_tokens for link in links if link is not None), default=0)
+
+    @property
+    def is_settling(self) -> bool:
+        """True while some node has yet to say that pages became free."""
+        return any(link.num_frees_in_flight > 0 for link in self.links.all())
+
+    def place(self, sequence: Sequence, num_rows: int) -> tuple[KvWrite, ...] | None:
+        """Choose nodes for a sequence's next tokens and promise the pages.
+
+        Returns:
+            The writes in order of position, or None when there is no room; then nothing was promised.
+        """
+        promised = dict(self._promised)
+        writes: list[KvWrite] = []
+        held = {node_id: sequence.route.num_tokens_on(node_id) for node_id in sequence.route.node_ids}
+        tail, tail_length = _tail_of(sequence.route)
+        move = self._moves.get(sequence.sequence_id)
+        if move is not None and move.node_id in self.table.active:
+            tail, tail_length, opens = move.node_id, 0, True
+        else:
+            opens = tail is None
+        left = num_rows
+        while left:
+            take = min(left, self._range_room(tail_length), self._page_room(tail, held))
+            if take <= 0:
+                tail = self._choose(tail)
+                if tail is None:
+                    self._promised = promised
+                    return None
+                tail_length, opens = 0, True
+                continue
+            assert tail is not None  # noqa: S101 - a node without a name has no room
+            writes.append(self._promise(tail, held, take, opens=opens))
+            left -= take
+            tail_length += take
+            opens = False
+        return tuple(writes)
+
+    def commit(self, sequence: Sequence, writes: Iterable[KvWrite]) -> bool:
+        """Extend a sequence's route by the writes that were sent; True when a range was opened."""
+        opened = False
+        route = sequence.route
+        for write in writes:
+            if write.opens_range:
+                route = route.with_tail(write.node_id)
+                opened = True
+            route = route.extended(write.num_rows)
+        sequence.route = route
+        self._moves.pop(sequence.sequence_id, None)
+        return opened
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop what is remembered of a sequence that ended or restarts."""
+        self._moves.pop(sequence_id, None)
+
+    def _rooms(self) -> list[NodeRoom]:
+        return [
+            NodeRoom(
+                node_id=node_id,
+                num_free_pages=max(0, self.usable_pages(node_id)),
+                num_tails=self._tails.get(node_id, 0),
+            )
+            for node_id in self.table.active
+            if self.links.of_node(node_id) is not None
+        ]
+
+    def _choose(self, avoid: str | None) -> str | None:
+        chosen = choose_node(self._rooms(), 1, avoid=avoid)
+        if chosen is not None:
+            self._tails[chosen] = self._tails.get(chosen, 0) + 1
+        return chosen
+
+    def _range_room(self, tail_length: int) -> int:
+        return self.max_range_tokens - tail_length if self.max_range_tokens else 1 << 30
+
+    def _page_room(self, node_id: str | None, held: dict[str, int]) -> int:
+        if node_id is None or node_id not in self.table.active:
+            return 0
+        link = self.links.of_node(node_id)
+        if link is None:
+            return 0
+        in_last_page = -held.get(node_id, 0) % link.page_tokens
+        return in_last_page + max(0, self.usable_pages(node_id)) * link.page_tokens
+
+    def _promise(self, node_id: str, held: dict[str, int], num_rows: int, *, opens: bool) -> KvWrite:
+        link = self.links.of_node(node_id)
+        assert link is not None  # noqa: S101 - it has room
+        before = held.get(node_id, 0)
+        num_new_pages = -(-(before + num_rows) // link.page_tokens) - -(-before // link.page_tokens)
+        held[node_id] = before + num_rows
+        self._promised[node_id] = self._promised.get(node_id, 0) + num_new_pages
+        return KvWrite(node_id, num_rows, num_new_pages, opens)
+
+
+def _tail_of(route: SequenceRoute) -> tuple[str | None, int]:
+    return (route.tail_node_id, route.ranges[-1].tokens.num_tokens) if route.ranges else (None, 0)

@@ -1,0 +1,287 @@
+"""A weight node's path to one attention node: registered buffers, prepared writes, what was answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernelflume.core.errors import PeerLostError
+from kernelflume.transport.base import MemoryRegion, Write
+from kernelflume.transport.doorbell import Doorbell, parse_address
+from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
+from kernelflume.transport.memory import allocate
+from kernelflume.transport.wire import (
+    MAX_FREE,
+    Append,
+    Appended,
+    Free,
+    Freed,
+    Partial,
+    Query,
+    RowStatus,
+    Warm,
+    WireNotice,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from kernelflume.transport.base import Transport, WritePlan
+    from kernelflume.wnode.messages import LinkAnswer
+
+NUM_LANES = 1
+"""Microbatches in flight; the step loop runs one."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class LinkBuffers:
+    """This side's registered memory of one link."""
+
+    queries: np.ndarray
+    appends: np.ndarray
+    partials: np.ndarray
+    query_region: MemoryRegion
+    append_region: MemoryRegion
+    partial_region: MemoryRegion
+
+    @classmethod
+    def create(cls, layout: LaneLayout, transport: Transport) -> LinkBuffers:
+        """Allocate, fault in and register."""
+        queries = allocate(layout.query_region_bytes)
+        appends = allocate(layout.append_region_bytes)
+        partials = allocate(layout.partial_region_bytes)
+        return cls(
+            queries,
+            appends,
+            partials,
+            transport.register(queries),
+            transport.register(appends),
+            transport.register(partials),
+        )
+
+    def release(self, transport: Transport) -> None:
+        """Deregister; the peer must have been disconnected."""
+        for region in (self.query_region, self.append_region, self.partial_region):
+            transport.deregister(region)
+
+
+@dataclass(slots=True)
+class _AppendInFlight:
+    counter: int
+    num_pages: int
+
+
+@dataclass(slots=True)
+class Link:
+    """One warm path. Used by the step loop alone once it is ready.
+
+    A buffer's reuse: the query staging is free again when that layer's partial came; an append slot when it
+    was answered; the partial region when the next layer's query is posted.
+    """
+
+    node_name: str
+    layout: LaneLayout
+    buffers: LinkBuffers
+    transport: Transport
+    doorbell: Doorbell
+    page_tokens: int = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    """As the node last reported."""
+    is_warm: bool = False
+    partial: Partial | None = None
+    """The newest partial's notice."""
+    num_frees_in_flight: int = 0
+    """FREE notices that were not answered yet."""
+    failed_sequences: list[int] = field(default_factory=list)
+    """Sequences the node could not store; the engine takes them from here."""
+    _bell: tuple[str, int] = ("", 0)
+    _query_plan: WritePlan | None = None
+    _append_plans: list[WritePlan] = field(default_factory=list)
+    _append_counter: int = 0
+    _appends_in_flight: dict[int, _AppendInFlight] = field(default_factory=dict)
+
+    @property
+    def node_id(self) -> str:
+        """The attention node's id, without its incarnation."""
+        return self.node_name.partition("#")[0]
+
+    @property
+    def num_usable_pages(self) -> int:
+        """Free pages less those that appends under way will take."""
+        return self.num_free_pages - sum(flight.num_pages for flight in self._appends_in_flight.values())
+
+    def connect(self, answer: LinkAnswer) -> None:
+        """Connect to the node, prepare every write, and post the warming one; called off the step loop.
+
+        Raises:
+            PeerLostError: the node cannot be reached.
+            HandshakeError: its metadata does not fit.
+        """
+        self.transport.connect(self.node_name, answer.metadata)
+        layout = self.layout
+        self._query_plan = self.transport.plan_writes(
+            self.node_name,
+            [
+                Write(self.buffers.query_region, 0, answer.query_regions[0], 0, layout.query_bytes(rows))
+                for rows in layout.buckets
+            ],
+        )
+        self._append_plans = [
+            self.transport.plan_writes(
+                self.node_name,
+                [
+                    Write(
+                        self.buffers.append_region,
+                        slot * layout.append_slot_bytes,
+                        answer.append_regions[0],
+                        slot * layout.append_slot_bytes,
+                        layout.append_bytes(rows),
+                    )
+                    for rows in layout.buckets
+                ],
+            )
+            for slot in range(NUM_APPEND_SLOTS)
+        ]
+        self.page_tokens = answer.page_tokens
+        self.num_pages = answer.num_pages
+        self.num_free_pages = answer.num_free_pages
+        self._bell = parse_address(answer.doorbell_address)
+        self.transport.post(self._query_plan, len(layout.buckets) - 1, Warm(answer=False).encode())
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the node if it sleeps."""
+        self.doorbell.ring(self._bell)
+
+    def query_staging(self, num_rows: int) -> torch.Tensor:
+        """Return the registered [num_rows, query heads, head dim] that ``post_query`` sends."""
+        geometry = self.layout.geometry
+        return (
+            torch.from_numpy(self.buffers.queries[: self.layout.query_bytes(num_rows)])
+            .view(DTYPES[geometry.dtype])
+            .view(num_rows, geometry.num_query_heads, geometry.head_dim)
+        )
+
+    def partial_views(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of where ``num_rows`` outputs [rows, heads, dim] and lse [rows, heads] arrive."""
+        layout, geometry = self.layout, self.layout.geometry
+        bucket = layout.buckets[layout.bucket_index(num_rows)]
+        memory = torch.from_numpy(self.buffers.partials[: layout.partial_bytes(bucket)])
+        out = memory[: layout.query_bytes(num_rows)].view(DTYPES[geometry.dtype])
+        start = layout.lse_offset(bucket)
+        lse = memory[start : start + num_rows * geometry.num_query_heads * 4].view(torch.float32)
+        return (
+            out.view(num_rows, geometry.num_query_heads, geometry.head_dim),
+            lse.view(num_rows, geometry.num_query_heads),
+        )
+
+    def append_staging(self, slot: int, num_rows: int) -> torch.Tensor:
+        """Return the registered [layers, num_rows, 2, KV heads, head dim] that ``post_append`` sends."""
+        layout, geometry = self.layout, self.layout.geometry
+        bucket = layout.buckets[layout.bucket_index(num_rows)]
+        start = slot * layout.append_slot_bytes
+        memory = torch.from_numpy(self.buffers.appends[start : start + layout.append_bytes(bucket)])
+        rows = memory.view(DTYPES[geometry.kv_dtype]).view(
+            geometry.num_layers, bucket, 2, geometry.num_kv_heads, geometry.head_dim
+        )
+        return rows[:, :num_rows]
+
+    def post_query(self, layer: int, step: int, num_rows: int, plan: np.ndarray | None) -> None:
+        """Send the staged queries of one layer; layer 0 takes the step's plan.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self.partial = None
+        notice = Query(0, layer, step, self._append_counter, num_rows, plan)
+        assert self._query_plan is not None  # noqa: S101 - connect made it
+        self.transport.post(self._query_plan, self.layout.bucket_index(num_rows), notice.encode())
+        self.ring()
+
+    def is_query_sent(self, num_rows: int) -> bool:
+        """True once the staged queries have left, so that a sleeping waiter need not push them."""
+        assert self._query_plan is not None  # noqa: S101 - connect made it
+        return self.transport.is_done(self._query_plan, self.layout.bucket_index(num_rows))
+
+    def free_slot(self) -> int | None:
+        """Return an append slot that may be filled, or None while all are under way."""
+        return next((slot for slot in range(NUM_APPEND_SLOTS) if slot not in self._appends_in_flight), None)
+
+    def post_append(self, slot: int, num_rows: int, entries: np.ndarray, num_pages: int) -> None:
+        """Send a filled slot; ``num_pages`` is what the node will take for it.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._append_counter += 1
+        notice = Append(0, slot, self._append_counter, num_rows, entries)
+        self._appends_in_flight[slot] = _AppendInFlight(self._append_counter, num_pages)
+        self.transport.post(self._append_plans[slot], self.layout.bucket_index(num_rows), notice.encode())
+        self.ring()
+
+    def send_free(self, sequence_ids: Sequence[int]) -> None:
+        """Tell the node that sequences ended.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        for start in range(0, len(sequence_ids), MAX_FREE):
+            self.transport.notify(self.node_name, Free(sequence_ids[start : start + MAX_FREE]).encode())
+            self.num_frees_in_flight += 1
+        self.ring()
+
+    def probe(self) -> None:
+        """Send an empty FREE: harmless, and it fails if the node is gone.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self.transport.notify(self.node_name, Free(()).encode())
+        self.num_frees_in_flight += 1
+        self.ring()
+
+    def has_partial(self, layer: int, step: int) -> bool:
+        """True when this layer's outputs are in the partial region.
+
+        Raises:
+            PeerLostError: the node says it does not hold what the plan named.
+        """
+        partial = self.partial
+        if partial is None or partial.step != step or partial.layer != layer:
+            return False
+        if partial.status is not RowStatus.OK:
+            raise PeerLostError(self.node_name, f"its keys and values do not fit the plan of step {step}")
+        return True
+
+    def receive(self, notice: WireNotice) -> None:
+        """Take in one notice of this node."""
+        match notice:
+            case Partial():
+                self.partial = notice
+                self.num_free_pages = notice.num_free_pages
+            case Appended():
+                flight = self._appends_in_flight.get(notice.slot)
+                if flight is not None and flight.counter == notice.counter:
+                    del self._appends_in_flight[notice.slot]
+                self.num_free_pages = notice.num_free_pages
+                self.failed_sequences.extend(notice.failed)
+            case Freed():
+                self.num_frees_in_flight -= 1
+                self.num_free_pages = notice.num_free_pages
+            case Warm(answer=True):
+                self.is_warm = True
+                self.num_free_pages = notice.num_free_pages
+            case _:
+                return
+
+    def close(self) -> None:
+        """Disconnect and give the buffers back."""
+        self.transport.disconnect(self.node_name)
+        self.buffers.release(self.transport)

@@ -1,0 +1,98 @@
+"""The weight node's links by attention node, and the waits on them. Owned by the engine's thread."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import HandshakeError, PeerLostError
+from kernelflume.runtime.clock import Clock, Deadline
+from kernelflume.transport.wire import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kernelflume.transport.base import Notice
+    from kernelflume.transport.waiter import Waiter
+    from kernelflume.wnode.link import Link
+
+logger = logging.getLogger(__name__)
+
+_PROBE_INTERVAL_S = 0.1
+"""A peer that is waited for is probed this often: only a send tells that it is gone."""
+
+
+class LinkTable:
+    """Links by node name, the arrival of notices, and waiting for them."""
+
+    def __init__(self, waiter: Waiter, clock: Clock, *, exchange_timeout_s: float) -> None:
+        self._waiter = waiter
+        self._clock = clock
+        self._exchange_timeout_s = exchange_timeout_s
+        self._links: dict[str, Link] = {}
+        self.num_stray_notices = 0
+        self.waited_s = 0.0
+        """Time spent in ``wait_until`` since the caller last reset it."""
+
+    def add(self, link: Link) -> None:
+        """Take a link in; its notices are received from now on."""
+        self._links[link.node_name] = link
+
+    def remove(self, node_name: str) -> Link | None:
+        """Let a link go."""
+        return self._links.pop(node_name, None)
+
+    def get(self, node_name: str) -> Link | None:
+        """Return the link to a node, or None."""
+        return self._links.get(node_name)
+
+    def of_node(self, node_id: str) -> Link | None:
+        """Return the warm link to a node by its id, or None."""
+        return next((link for link in self._links.values() if link.node_id == node_id and link.is_warm), None)
+
+    def all(self) -> list[Link]:
+        """Return every link."""
+        return list(self._links.values())
+
+    def poll(self, timeout_s: float = 0.0, *, idle: bool = False) -> None:
+        """Receive what arrived, waiting up to ``timeout_s`` for something."""
+        self._receive(self._waiter.wait_notices(timeout_s, idle=idle))
+
+    def wait_until(self, condition: Callable[[], bool], waited_for: Callable[[], Iterable[Link]]) -> None:
+        """Receive notices until ``condition`` holds.
+
+        Args:
+            condition: asked after every notice.
+            waited_for: the links that have not answered yet; probed while nothing comes.
+
+        Raises:
+            PeerLostError: one of them is gone, or did not answer within the exchange's deadline.
+        """
+        if condition():
+            return
+        started = self._clock.now()
+        deadline = Deadline(self._clock, self._exchange_timeout_s)
+        try:
+            while not condition():
+                if deadline.expired:
+                    slow = next(iter(waited_for())).node_name
+                    raise PeerLostError(slow, f"no answer within {self._exchange_timeout_s:g} s")
+                notices = self._waiter.wait_notices(min(_PROBE_INTERVAL_S, deadline.remaining_s))
+                self._receive(notices)
+                if not notices:
+                    for link in waited_for():
+                        link.probe()
+        finally:
+            self.waited_s += self._clock.now() - started
+
+    def _receive(self, notices: list[Notice]) -> None:
+        for peer, payload in notices:
+            link = self._links.get(peer)
+            if link is None:
+                self.num_stray_notices += 1
+                continue
+            try:
+                link.receive(decode(payload))
+            except HandshakeError as error:
+                self.num_stray_notices += 1
+                logger.warning("ignored a notice of %s: %s", peer, error)

@@ -1,0 +1,249 @@
+"""What the shell and the engine say to each other over their pipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernelflume.core.geometry import KvGeometry
+    from kernelflume.core.handshake import Handshake
+    from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.core.routing import RoutingSnapshot
+    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.transport.base import MemoryRegion
+    from kernelflume.wnode.settings import WeightNodeSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArguments:
+    """What the spawned process is told."""
+
+    settings: WeightNodeSettings
+    name: str
+    """node_id#incarnation, the transport agent's name."""
+    geometry: KvGeometry
+    """Head geometry in the resolved dtype."""
+    max_model_len: int
+    """Most tokens of a sequence."""
+    parent_pid: int
+    """The shell's process; the engine ends with it."""
+
+
+# --- shell to engine ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Queue a request; its tokens come back in ``StepOutput``."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a request and free its pages; unknown ids are ignored, for it may just have ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLink:
+    """Allocate and register buffers for an attention node; answered by ``LinkOffer`` or ``LinkFailed``."""
+
+    node_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteLink:
+    """Connect to the attention node that answered and warm the path.
+
+    It ends in ``LinkReady`` or ``LinkFailed``.
+    """
+
+    node_name: str
+    answer: LinkAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Forget an attention node that is out of the table; refused by ``LinkFailed`` while ranges are there."""
+
+    node_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Use this snapshot from the next step on; every active and draining node in it has a ready link."""
+
+    snapshot: RoutingSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the engine."""
+
+
+Command = Submit | Cancel | OpenLink | CompleteLink | CloseLink | Adopt | Stop
+
+# --- engine to shell ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The model is loaded and warmed."""
+
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """New tokens of one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: str = ""
+    stop_token_id: int | None = None
+    error: str = ""
+    """Why the request failed; the finish reason is then ``abort``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Everything one step produced."""
+
+    outputs: tuple[TokenOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOffer:
+    """This side of a link: what goes into ``ConnectRequest``."""
+
+    node_name: str
+    handshake: Handshake
+    metadata: bytes
+    num_lanes: int
+    max_rows: int
+    partial_regions: tuple[MemoryRegion, ...]
+    doorbell_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAnswer:
+    """The attention node's side: what ``ConnectResponse`` brought."""
+
+    handshake: Handshake
+    metadata: bytes
+    query_regions: tuple[MemoryRegion, ...]
+    append_regions: tuple[MemoryRegion, ...]
+    page_tokens: int
+    num_pages: int
+    num_free_pages: int
+    doorbell_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReady:
+    """The path is warm."""
+
+    node_name: str
+    warm_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailed:
+    """A link could not be made or closed."""
+
+    node_name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClosed:
+    """A link was closed on request."""
+
+    node_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """A ready link broke; its sequences are being recomputed elsewhere."""
+
+    node_name: str
+    reason: str
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A snapshot took effect between two steps."""
+
+    epoch: int
+    install_seconds: float
+    """Time in the step loop to swap the table."""
+    rebalance_seconds: float
+    """Time in the step loop to decide and apply the tail moves."""
+    num_tails_moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesChanged:
+    """Routes to publish by sequence id, and sequences that ended."""
+
+    routes: dict[int, SequenceRoute]
+    ended: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceReport:
+    """One sequence for status displays."""
+
+    sequence_id: int
+    request_id: str
+    state: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    route: SequenceRoute
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """Figures sent a few times a second while steps run and once when they stop."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_tokens: int
+    num_free_tokens: int
+    num_restarts: int
+    prompt_tokens: int
+    generation_tokens: int
+    step_seconds: tuple[float, ...]
+    """Durations of the steps since the last report."""
+    exposed_wait_seconds: float
+    """Time of those steps spent waiting for partials."""
+    sequences: tuple[SequenceReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine ends because of this error."""
+
+    reason: str
+
+
+Event = (
+    EngineReady
+    | StepOutput
+    | LinkOffer
+    | LinkReady
+    | LinkFailed
+    | LinkClosed
+    | LinkLost
+    | Adopted
+    | RoutesChanged
+    | EngineReport
+    | EngineFailed
+)

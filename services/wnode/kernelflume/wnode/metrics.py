@@ -1,0 +1,76 @@
+"""Prometheus metrics of a weight node; vLLM's names where the meaning is the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from kernelflume.wnode.messages import Adopted, EngineReport, LinkLost
+
+_MICROSECOND_BUCKETS = tuple(step * scale for scale in (1e-6, 1e-5, 1e-4, 1e-3) for step in (1, 2, 3, 5, 7))
+_STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+
+
+class WeightNodeMetrics:
+    """Collectors fed by the engine's events."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._running = Gauge("vllm:num_requests_running", "Requests in the batch.", registry=registry)
+        self._waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", registry=registry)
+        self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens computed.", registry=registry)
+        self._generation = Counter("vllm:generation_tokens", "Tokens generated.", registry=registry)
+        self._restarts = Counter(
+            "vllm:num_preemptions", "Sequences that were restarted and recomputed.", registry=registry
+        )
+        self._steps = Histogram(
+            "kernelflume_step_seconds", "Duration of a step.", buckets=_STEP_BUCKETS, registry=registry
+        )
+        self._exposed = Counter(
+            "kernelflume_exposed_wait_seconds", "Time steps waited for attention nodes.", registry=registry
+        )
+        self._epoch = Gauge("kernelflume_adopted_epoch", "Epoch of the snapshot in use.", registry=registry)
+        self._install = Histogram(
+            "kernelflume_route_install_seconds",
+            "Time in the step loop to adopt a snapshot.",
+            buckets=_MICROSECOND_BUCKETS,
+            registry=registry,
+        )
+        self._rebalance = Histogram(
+            "kernelflume_tail_rebalance_seconds",
+            "Time in the step loop to decide tail moves after a snapshot was adopted.",
+            buckets=_MICROSECOND_BUCKETS,
+            registry=registry,
+        )
+        self._moved = Counter(
+            "kernelflume_tails_moved", "Tails that moved to another node.", registry=registry
+        )
+        self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
+        self._seen = (0, 0, 0)
+
+    def take_report(self, report: EngineReport) -> None:
+        """Add what happened since the last report."""
+        self._running.set(report.num_running)
+        self._waiting.set(report.num_waiting)
+        totals = (report.prompt_tokens, report.generation_tokens, report.num_restarts)
+        for counter, total, seen in zip(
+            (self._prompt, self._generation, self._restarts), totals, self._seen, strict=True
+        ):
+            counter.inc(total - seen)
+        self._seen = totals
+        for seconds in report.step_seconds:
+            self._steps.observe(seconds)
+        self._exposed.inc(report.exposed_wait_seconds)
+
+    def take_adopted(self, adopted: Adopted) -> None:
+        """Note an adopted snapshot."""
+        self._epoch.set(adopted.epoch)
+        self._install.observe(adopted.install_seconds)
+        self._rebalance.observe(adopted.rebalance_seconds)
+        self._moved.inc(adopted.num_tails_moved)
+
+    def take_lost(self, lost: LinkLost) -> None:
+        """Note a broken link."""
+        del lost
+        self._lost.inc()

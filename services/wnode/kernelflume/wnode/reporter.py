@@ -1,0 +1,112 @@
+"""What the engine tells the shell: tokens at once, figures a few times a second."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from kernelflume.wnode.messages import EngineReport, SequenceReport, StepOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.wnode.ledger import Ledger
+    from kernelflume.wnode.messages import Event, TokenOutput
+    from kernelflume.wnode.scheduler import Scheduler
+
+_REPORT_INTERVAL_S = 0.25
+_SEQUENCES_INTERVAL_S = 1.0
+
+
+class Reporter:
+    """Sends events; ``send`` may be called from the command thread too, the rest from the engine's."""
+
+    def __init__(self, connection: Connection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._is_idle_reported = False
+        self._reported_at = -_REPORT_INTERVAL_S
+        self._step_seconds: list[float] = []
+        self._waited_s = 0.0
+        self._num_steps = 0
+        self._num_restarts = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    def send(self, event: Event) -> None:
+        """Send one event; a shell that is gone is noticed by the command thread."""
+        with self._lock:
+            try:
+                self._connection.send(event)
+            except OSError:
+                return
+
+    def send_tokens(self, outputs: Sequence[TokenOutput]) -> None:
+        """Send new tokens, if there are any."""
+        if outputs:
+            self.send(StepOutput(tuple(outputs)))
+
+    def count_restart(self) -> None:
+        """Count a sequence that will be recomputed."""
+        self._num_restarts += 1
+
+    def report_step(
+        self,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        *,
+        num_rows: int,
+        num_tokens: int,
+        seconds: float,
+        waited_s: float,
+    ) -> None:
+        """Note a step, and report when it is time."""
+        self._is_idle_reported = False
+        self._num_steps += 1
+        self._prompt_tokens += num_rows - num_tokens
+        self._generation_tokens += num_tokens
+        self._step_seconds.append(seconds)
+        self._waited_s += waited_s
+        if self._clock.now() - self._reported_at >= _REPORT_INTERVAL_S:
+            self._report(scheduler, ledger)
+
+    def report_idle(self, scheduler: Scheduler, ledger: Ledger) -> None:
+        """Report now and then while no step runs, at once when steps stop."""
+        if not self._is_idle_reported or self._clock.now() - self._reported_at >= _SEQUENCES_INTERVAL_S:
+            self._is_idle_reported = True
+            self._report(scheduler, ledger)
+
+    def _report(self, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._reported_at = self._clock.now()
+        steps, self._step_seconds = tuple(self._step_seconds), []
+        waited_s, self._waited_s = self._waited_s, 0.0
+        sequences = (*scheduler.running, *scheduler.waiting)
+        ledger.begin_step(())
+        self.send(
+            EngineReport(
+                num_steps=self._num_steps,
+                num_running=len(scheduler.running),
+                num_waiting=len(scheduler.waiting),
+                num_tokens=sum(sequence.num_computed for sequence in scheduler.running),
+                num_free_tokens=ledger.num_usable_pages * ledger.page_tokens,
+                num_restarts=self._num_restarts,
+                prompt_tokens=self._prompt_tokens,
+                generation_tokens=self._generation_tokens,
+                step_seconds=steps,
+                exposed_wait_seconds=waited_s,
+                sequences=tuple(
+                    SequenceReport(
+                        sequence.sequence_id,
+                        sequence.request_id,
+                        str(sequence.state),
+                        len(sequence.prompt),
+                        len(sequence.output),
+                        sequence.route,
+                    )
+                    for sequence in sequences
+                ),
+            )
+        )

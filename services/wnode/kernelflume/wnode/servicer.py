@@ -1,0 +1,106 @@
+"""The weight node's gRPC service."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from kernelflume.rpc.codec import geometry_to_proto, route_to_proto, sampling_from_proto
+from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import grpc
+
+    from kernelflume.wnode.shell import Shell
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
+    """Translates calls to the shell's parts; errors become status codes in ``rpc.server``."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    async def Generate(
+        self, request: wnode_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        """Run one request."""
+        del context
+        sampling = sampling_from_proto(request.sampling)
+        stream = self._shell.requests.stream(request.request_id, list(request.prompt_token_ids), sampling)
+        async for outputs in stream:
+            last = outputs[-1]
+            yield wnode_pb2.GenerateEvent(
+                token_ids=[token for output in outputs for token in output.token_ids],
+                finish_reason=last.finish_reason,
+                stop_token_id=last.stop_token_id,
+            )
+
+    async def GetLoad(self, request: wnode_pb2.GetLoadRequest, context: Context) -> wnode_pb2.WeightNodeLoad:
+        """Report load and progress."""
+        del request, context
+        shell, report = self._shell, self._shell.report
+        is_busy = bool(report and report.num_running)
+        return wnode_pb2.WeightNodeLoad(
+            num_requests_running=report.num_running if report else 0,
+            num_requests_waiting=report.num_waiting if report else 0,
+            max_num_waiting=shell.settings.max_num_waiting,
+            num_tokens=report.num_tokens if report else 0,
+            adopted_epoch=shell.adopted_epoch,
+            prepared_nodes=shell.endpoints.prepared,
+            num_steps=report.num_steps if report else 0,
+            seconds_since_step=time.monotonic() - shell.reported_at if is_busy else 0.0,
+            free_tokens=report.num_free_tokens if report else 0,
+        )
+
+    async def GetModel(self, request: wnode_pb2.GetModelRequest, context: Context) -> wnode_pb2.ModelCard:
+        """Describe the model."""
+        del request, context
+        shell = self._shell
+        return wnode_pb2.ModelCard(
+            geometry=geometry_to_proto(shell.geometry),
+            max_model_len=shell.max_model_len,
+            vocab_size=shell.config.vocab_size,
+            eos_token_ids=shell.config.eos_token_ids,
+        )
+
+    async def PrepareEndpoint(
+        self, request: wnode_pb2.PrepareEndpointRequest, context: Context
+    ) -> wnode_pb2.PrepareEndpointResponse:
+        """Connect to an attention node before it is published."""
+        del context
+        times = await self._shell.endpoints.prepare(
+            f"{request.node_id}#{request.incarnation}", request.address
+        )
+        return wnode_pb2.PrepareEndpointResponse(connect_seconds=times.connect_s, warm_seconds=times.warm_s)
+
+    async def ReleaseEndpoint(
+        self, request: wnode_pb2.ReleaseEndpointRequest, context: Context
+    ) -> wnode_pb2.ReleaseEndpointResponse:
+        """Forget an attention node that left the table."""
+        del context
+        await self._shell.endpoints.release(f"{request.node_id}#{request.incarnation}")
+        return wnode_pb2.ReleaseEndpointResponse()
+
+    async def ListSequences(
+        self, request: wnode_pb2.ListSequencesRequest, context: Context
+    ) -> wnode_pb2.ListSequencesResponse:
+        """List sequences as of the engine's last report."""
+        del request, context
+        report = self._shell.report
+        return wnode_pb2.ListSequencesResponse(
+            sequences=[
+                wnode_pb2.SequenceStatus(
+                    sequence_id=sequence.sequence_id,
+                    request_id=sequence.request_id,
+                    state=sequence.state,
+                    num_prompt_tokens=sequence.num_prompt_tokens,
+                    num_output_tokens=sequence.num_output_tokens,
+                    ranges=route_to_proto(sequence.route),
+                )
+                for sequence in (report.sequences if report else ())
+            ]
+        )

@@ -1,0 +1,56 @@
+"""Settings of a weight node."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from kernelflume.runtime.settings import ServiceSettings
+
+
+class WeightNodeSettings(ServiceSettings):
+    """A weight node: holds the model, runs everything but attention over the KV pool."""
+
+    model_config = SettingsConfigDict(env_prefix="KERNELFLUME_WNODE_")
+
+    node_id: str = Field(default="w-1", pattern="^[A-Za-z0-9_.-]+$")
+    """Name of this weight node, unique in the cluster."""
+    address: str = "127.0.0.1:8200"
+    """host:port of the gRPC service; port 0 picks a free one."""
+    model: str
+    """Hugging Face folder, .gguf file, or `smollm2`."""
+    served_model_id: str = ""
+    """Model name in the handshake with attention nodes; the name of the model's folder by default."""
+    dtype: str = Field(default="auto", pattern="^(auto|float32|bfloat16|float16)$")
+    """Format of weights and activations; auto is float32 on a CPU, where others are slower."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Most tokens of prompt and output together; 0 takes the model's own limit."""
+    max_num_seqs: int = Field(default=64, ge=1, le=1024)
+    """Most sequences that run at once."""
+    max_num_batched_tokens: int = Field(default=256, ge=1, le=8192)
+    """Most rows of one step, decode rows first: longer prompts are prefilled in chunks, so that running
+    streams are not held up for long. It sizes the buffers shared with each attention node."""
+    max_num_waiting: int = Field(default=256, ge=0)
+    """Most requests that wait; more are refused with RESOURCE_EXHAUSTED."""
+    max_range_tokens: int = Field(default=0, ge=0)
+    """Seal a token range at this length and open the next on another node; 0 leaves ranges whole.
+    For tests, which force short sequences to split."""
+    seed: int = 0
+    """Seed of requests that bring none; each then draws its own from it."""
+    threads: int = Field(default=0, ge=0)
+    """Threads of the model's kernels; 0 takes all cores."""
+    transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
+    """`peer` notices a dead attention node at the next post; `none` is faster on one host, and a dead node
+    is noticed at the exchange's deadline. All nodes of a cluster need the same."""
+    exchange_timeout_s: float = Field(default=20.0, gt=0)
+    """Longest wait for an attention node's partials before the node counts as lost."""
+    prepare_timeout_s: float = Field(default=20.0, gt=0)
+    """Longest time that connecting to an attention node may take."""
+    lease_ttl_s: float = Field(default=6.0, gt=0)
+    """The node counts as dead this long after its last sign of life; it renews three times as often."""
+    poll_interval_s: float = Field(default=1.0, gt=0)
+    """How often the routing table is read when no notice comes."""
+    doorbell_host: str = "127.0.0.1"
+    """Interface on which attention nodes ring."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the Prometheus endpoint; 0 for none."""

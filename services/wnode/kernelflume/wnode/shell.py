@@ -1,0 +1,184 @@
+"""The weight node around its engine: requests in, tokens out, lease, routes and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import UnavailableError
+from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
+from kernelflume.wnode.endpoints import Endpoints
+from kernelflume.wnode.membership import MembershipFollower
+from kernelflume.wnode.messages import (
+    Adopted,
+    EngineFailed,
+    EngineReport,
+    LinkClosed,
+    LinkFailed,
+    LinkLost,
+    LinkOffer,
+    LinkReady,
+    RoutesChanged,
+    StepOutput,
+)
+from kernelflume.wnode.requests import RequestTable
+
+if TYPE_CHECKING:
+    from kernelflume.checkpoint.config import ModelConfig
+    from kernelflume.core.geometry import KvGeometry
+    from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.store.base import RoutingStore
+    from kernelflume.wnode.engine_client import EngineClient
+    from kernelflume.wnode.messages import Event
+    from kernelflume.wnode.metrics import WeightNodeMetrics
+    from kernelflume.wnode.settings import WeightNodeSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Shell:
+    """Everything of a weight node that is not the step loop; owned by the event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: WeightNodeSettings,
+        incarnation: str,
+        config: ModelConfig,
+        geometry: KvGeometry,
+        max_model_len: int,
+        engine: EngineClient,
+        store: RoutingStore,
+        metrics: WeightNodeMetrics,
+    ) -> None:
+        self.settings = settings
+        self.config = config
+        self.geometry = geometry
+        self.max_model_len = max_model_len
+        self.report: EngineReport | None = None
+        self.reported_at = time.monotonic()
+        self.adopted_epoch = 0
+        self.requests = RequestTable(
+            engine.send,
+            max_in_flight=settings.max_num_seqs + settings.max_num_waiting,
+            max_model_len=max_model_len,
+            vocab_size=config.vocab_size,
+        )
+        self.endpoints = Endpoints(engine.send, timeout_s=settings.prepare_timeout_s)
+        self._follower = MembershipFollower(
+            store, self.endpoints, engine.send, poll_interval_s=settings.poll_interval_s
+        )
+        self._incarnation = incarnation
+        self._store = store
+        self._metrics = metrics
+        self._routes: dict[int, SequenceRoute] = {}
+        self._ended: set[int] = set()
+        self._routes_changed = asyncio.Event()
+        self._lease_due = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """node_id#incarnation."""
+        return f"{self.settings.node_id}#{self._incarnation}"
+
+    def deliver(self, event: Event) -> None:
+        """Take in one event of the engine."""
+        match event:
+            case StepOutput():
+                self.requests.deliver(event)
+            case LinkOffer() | LinkReady() | LinkFailed() | LinkClosed():
+                self.endpoints.deliver(event)
+            case LinkLost():
+                self._metrics.take_lost(event)
+                self.endpoints.deliver(event)
+            case Adopted():
+                self.adopted_epoch = event.epoch
+                self._metrics.take_adopted(event)
+                self._lease_due.set()  # the scaler waits for the adopted epoch
+            case RoutesChanged():
+                self._routes.update(event.routes)
+                for sequence_id in event.ended:
+                    self._routes.pop(sequence_id, None)
+                self._ended.update(event.ended)
+                self._routes_changed.set()
+            case EngineReport():
+                self._take_report(event)
+            case EngineFailed():
+                self.requests.fail_all(event.reason)
+            case _:
+                return
+
+    def _take_report(self, report: EngineReport) -> None:
+        self.report = report
+        self.reported_at = time.monotonic()
+        self._metrics.take_report(report)
+        self._routes.update(
+            (sequence.sequence_id, sequence.route)
+            for sequence in report.sequences
+            if sequence.sequence_id in self._routes
+        )
+
+    async def run(self, address: str) -> None:
+        """Follow the table, hold the lease and publish routes, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follower.run())
+                tasks.create_task(self._hold_lease(address))
+                tasks.create_task(self._publish_routes())
+        finally:
+            await self._leave()
+
+    async def _hold_lease(self, address: str) -> None:
+        ttl_s = self.settings.lease_ttl_s
+        while True:
+            try:
+                await self._store.renew(self._record(address), ttl_s=ttl_s)
+                if self._routes:  # tails grow without an event
+                    await self._store.put_routes(self.name, dict(self._routes))
+            except UnavailableError as error:
+                logger.warning("lease not renewed: %s", error)
+            self._lease_due.clear()
+            try:
+                async with asyncio.timeout(ttl_s / 3):
+                    await self._lease_due.wait()
+            except TimeoutError:
+                continue
+
+    async def _publish_routes(self) -> None:
+        while True:
+            await self._routes_changed.wait()
+            self._routes_changed.clear()
+            ended, self._ended = self._ended, set()
+            try:
+                await self._store.put_routes(self.name, dict(self._routes), ended=sorted(ended))
+            except UnavailableError as error:
+                logger.warning("routes not published: %s", error)
+                self._ended |= ended
+                self._routes_changed.set()
+                await asyncio.sleep(self.settings.poll_interval_s)
+
+    async def _leave(self) -> None:
+        try:
+            await self._store.drop_weight_node(self.name)
+            await self._store.release(NodeKind.WEIGHT, self.settings.node_id, self._incarnation)
+        except UnavailableError as error:
+            logger.warning("could not say good-bye: %s", error)
+
+    def _record(self, address: str) -> LeaseRecord:
+        report = self.report
+        return LeaseRecord(
+            kind=NodeKind.WEIGHT,
+            node_id=self.settings.node_id,
+            incarnation=self._incarnation,
+            address=address,
+            load=NodeLoad(
+                adopted_epoch=self.adopted_epoch,
+                prepared_nodes=self.endpoints.prepared,
+                num_requests_running=report.num_running if report else 0,
+                num_requests_waiting=report.num_waiting if report else 0,
+                used_tokens=report.num_tokens if report else 0,
+                num_sequences=len(self._routes),
+            ),
+        )
