@@ -1,0 +1,126 @@
+"""The plan of a local stack, and how it shares the machine's cores."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernelflume.cli.stack import PartSpec, Ports, Probe, StackOptions, base_url, plan_stack
+from kernelflume.cli.threads import ThreadBudget, divide_threads
+from kernelflume.core.geometry import KvGeometry
+
+GEOMETRY = KvGeometry(
+    model_id="small",
+    model_revision="abc",
+    num_layers=2,
+    num_query_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    dtype="float32",
+    kv_dtype="float32",
+)
+OPTIONS = StackOptions(
+    model="/models/small",
+    served_model_names=(),
+    num_attention_nodes=2,
+    attention_node_memory_bytes=1 << 20,
+    host="0.0.0.0",
+    port=8000,
+    scaler_port=8100,
+    dtype="auto",
+    max_model_len=None,
+    redis_url=None,
+    cluster="test",
+    seed=7,
+    log_level="warning",
+    log_dir=Path("/logs"),
+)
+
+
+def plan(options: StackOptions) -> tuple[tuple[PartSpec, ...], ...]:
+    return plan_stack(
+        options,
+        checkpoint=Path("/cache/small"),
+        geometry=GEOMETRY,
+        ports=Ports(redis=6000, weight_node=8200),
+        threads=ThreadBudget(weight_node=4, attention_node=2),
+        embedded_redis=["valkey-server", "--port", "6000"],
+    )
+
+
+def flags(part: PartSpec) -> dict[str, str]:
+    assert part.command[:2] == (sys.executable, "-m")
+    arguments = part.command[3:]
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def test_the_store_comes_first_and_the_services_together() -> None:
+    assert [[part.name for part in stage] for stage in plan(OPTIONS)] == [
+        ["redis"],
+        ["scaler", "wnode", "router"],
+    ]
+
+
+def test_a_store_that_was_named_is_not_started() -> None:
+    stages = plan(replace(OPTIONS, redis_url="redis://elsewhere:1/0"))
+    assert [[part.name for part in stage] for stage in stages] == [["scaler", "wnode", "router"]]
+    assert {flags(part)["--redis-url"] for part in stages[0]} == {"redis://elsewhere:1/0"}
+
+
+def test_every_service_is_told_the_store_the_cluster_and_the_level() -> None:
+    redis, services = plan(OPTIONS)
+    assert redis[0].probes == ((Probe.STORE, "redis://127.0.0.1:6000/0"),)
+    for part in services:
+        told = flags(part)
+        assert told["--redis-url"] == "redis://127.0.0.1:6000/0"
+        assert (told["--cluster"], told["--log-level"]) == ("test", "warning")
+
+
+def test_attention_nodes_learn_the_geometry_and_never_the_path() -> None:
+    _, (scaler, weight_node, _) = plan(OPTIONS)
+    told = flags(scaler)
+    assert KvGeometry.from_dict(json.loads(told["--geometry"])) == GEOMETRY
+    assert (told["--attention-nodes"], told["--attention-node-memory"]) == ("2", str(1 << 20))
+    assert not [argument for argument in scaler.command if "/cache" in argument or "/models" in argument]
+    assert scaler.environment == {"KERNELFLUME_ANODE_THREADS": "2"}
+    # What the weight node says in its handshake is what the attention nodes were told.
+    assert (flags(weight_node)["--dtype"], flags(weight_node)["--served-model-id"]) == ("float32", "small")
+
+
+def test_clients_use_the_model_s_name_as_it_was_given_unless_others_are_named() -> None:
+    router = plan(OPTIONS)[1][-1]
+    assert flags(router)["--served-model-name"] == "/models/small"
+    router = plan(replace(OPTIONS, served_model_names=("a", "b")))[1][-1]
+    assert flags(router)["--served-model-name"] == "a,b"
+    assert flags(router)["--model"] == "/cache/small"
+
+
+def test_a_limit_of_length_is_told_only_when_given() -> None:
+    assert not [part for part in plan(OPTIONS)[1] if "--max-model-len" in part.command]
+    limited = plan(replace(OPTIONS, max_model_len=512))[1]
+    assert [part.name for part in limited if "--max-model-len" in part.command] == ["wnode", "router"]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("node.example", "http://node.example:8000"),
+    ],
+)
+def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
+    assert base_url(host, 8000) == url
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "num_nodes", "weight_node", "attention_node"),
+    [(1, 1, 1, 1), (2, 1, 2, 2), (2, 2, 2, 1), (2, 5, 2, 1), (16, 2, 16, 8), (16, 0, 16, 16), (0, 2, 1, 1)],
+)
+def test_cores_are_shared(num_cpus: int, num_nodes: int, weight_node: int, attention_node: int) -> None:
+    assert divide_threads(num_cpus, num_nodes) == ThreadBudget(weight_node, attention_node)
