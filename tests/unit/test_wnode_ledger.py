@@ -1,0 +1,138 @@
+"""Token ranges opened for a cause, and pages counted as the attention nodes count them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelflume.wnode.ledger import AdoptedTable, Ledger
+from kernelflume.wnode.sequence import Sequence
+from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
+
+
+def store(ledger: Ledger, sequence: Sequence, num_rows: int) -> None:
+    """Place and commit rows, as a step does."""
+    ledger.begin_step([sequence])
+    writes = ledger.place(sequence, num_rows)
+    assert writes is not None
+    assert sum(write.num_rows for write in writes) == num_rows
+    ledger.commit(sequence, writes)
+    sequence.num_computed += num_rows
+
+
+def spans(sequence: Sequence) -> list[tuple[str, int, int]]:
+    return [(owned.node_id, owned.tokens.start, owned.tokens.end) for owned in sequence.route.ranges]
+
+
+def test_tail_stays_where_it_is_while_there_is_room() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b")), make_sequence(1)
+    for _ in range(5):
+        store(ledger, sequence, 3)
+    assert spans(sequence) == [("a", 0, 15)]
+
+
+def test_range_limit_alternates_between_nodes() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b"), max_range_tokens=4), make_sequence(1)
+    store(ledger, sequence, 10)
+    assert [(start, end) for _, start, end in spans(sequence)] == [(0, 4), (4, 8), (8, 10)]
+    assert {node for node, _, _ in spans(sequence)} == {"a", "b"}
+
+
+def test_range_limit_with_one_node_seals_on_the_same_node() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), max_range_tokens=4), make_sequence(1)
+    store(ledger, sequence, 9)
+    assert spans(sequence) == [("a", 0, 4), ("a", 4, 8), ("a", 8, 9)]
+
+
+def test_full_node_spills_over_within_one_chunk() -> None:
+    ledger = make_ledger(FakeLink("a", num_usable_pages=2), FakeLink("b", num_usable_pages=1))
+    sequence = make_sequence(1)
+    store(ledger, sequence, 12)
+    assert spans(sequence) == [("a", 0, 8), ("b", 8, 12)]
+
+
+def test_full_pool_places_nothing_and_promises_nothing() -> None:
+    ledger, sequence = make_ledger(FakeLink("a", num_usable_pages=2)), make_sequence(1)
+    ledger.begin_step([])
+    assert ledger.place(sequence, 9) is None
+    assert ledger.usable_pages("a") == 2
+
+
+def test_last_page_is_filled_before_a_page_is_counted() -> None:
+    ledger, sequence = make_ledger(FakeLink("a", num_usable_pages=1)), make_sequence(1)
+    ledger.begin_step([])
+    first = ledger.place(sequence, 3)
+    assert first is not None
+    assert [write.num_new_pages for write in first] == [1]
+    ledger.commit(sequence, first)
+    ledger.links.of_node("a").num_usable_pages = 0  # type: ignore[union-attr, misc]
+    ledger.begin_step([sequence])
+    second = ledger.place(sequence, 1)
+    assert second is not None
+    assert [write.num_new_pages for write in second] == [0]
+    ledger.commit(sequence, second)
+    ledger.begin_step([sequence])
+    assert ledger.place(sequence, 1) is None
+
+
+def test_two_sequences_of_a_step_do_not_take_the_same_page() -> None:
+    ledger = make_ledger(FakeLink("a", num_usable_pages=1))
+    ledger.begin_step([])
+    assert ledger.place(make_sequence(1, request_id="1"), 1) is not None
+    assert ledger.place(make_sequence(1, request_id="2"), 1) is None
+
+
+def test_adopted_node_takes_over_some_tails_at_their_next_token() -> None:
+    ledger = make_ledger(FakeLink("a"), FakeLink("b"), active=("a",))
+    sequences = []
+    for number in range(4):
+        sequence = make_sequence(4, request_id=str(number))
+        sequence.sequence_id = number + 1
+        ledger.rebalance(sequences)
+        store(ledger, sequence, 4)
+        sequences.append(sequence)
+    ledger.adopt(AdoptedTable(2, ("a", "b"), frozenset({"a", "b"})))
+    assert ledger.rebalance(sequences) == 2
+    for sequence in sequences:
+        store(ledger, sequence, 1)
+    moved = [sequence for sequence in sequences if sequence.route.tail_node_id == "b"]
+    assert len(moved) == 2
+    assert all(spans(sequence) == [("a", 0, 4), ("b", 4, 5)] for sequence in moved)
+
+
+def test_draining_node_keeps_its_ranges_and_gets_no_token_more() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b")), make_sequence(4)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 4)
+    ledger.adopt(AdoptedTable(2, ("b",), frozenset({"a", "b"})))
+    assert ledger.rebalance([sequence]) == 1
+    store(ledger, sequence, 2)
+    assert spans(sequence) == [("a", 0, 4), ("b", 4, 6)]
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    st.integers(0, 7),
+    st.lists(st.integers(3, 60), min_size=1, max_size=4),
+)
+def test_routes_cover_every_token_once_and_pages_are_never_overdrawn(
+    steps: list[int], max_range_tokens: int, pages: list[int]
+) -> None:
+    links = [FakeLink(f"n{index}", num_usable_pages=count) for index, count in enumerate(pages)]
+    ledger, sequence = make_ledger(*links, max_range_tokens=max_range_tokens), make_sequence(1)
+    for num_rows in steps:
+        ledger.begin_step([sequence])
+        writes = ledger.place(sequence, num_rows)
+        if writes is None:
+            break
+        ledger.commit(sequence, writes)
+        for write in writes:
+            link = ledger.links.of_node(write.node_id)
+            assert link is not None
+            link.num_usable_pages -= write.num_new_pages  # type: ignore[misc]
+            assert link.num_usable_pages >= 0
+        sequence.num_computed += num_rows
+        assert sequence.route.num_tokens == sequence.num_computed
+        for link in links:
+            held = sequence.route.num_tokens_on(link.node_id)
+            assert -(-held // link.page_tokens) == pages[links.index(link)] - link.num_usable_pages

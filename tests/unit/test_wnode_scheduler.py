@@ -1,0 +1,143 @@
+"""Continuous batching: decode first, prompts in chunks, the youngest gives way."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelflume.core.errors import LifecycleError
+from kernelflume.wnode.scheduler import BatchLimits, Scheduler
+from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
+from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
+
+
+def make_scheduler(
+    *links: FakeLink, max_num_seqs: int = 8, max_rows: int = 16, max_range_tokens: int = 0
+) -> Scheduler:
+    limits = BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_rows, max_model_len=1000)
+    return Scheduler(limits, make_ledger(*links, max_range_tokens=max_range_tokens))
+
+
+def step(scheduler: Scheduler) -> dict[str, int]:
+    """Schedule and commit one step; return rows by request. Sampled sequences get one token."""
+    batch, _ = scheduler.schedule()
+    if batch is None:
+        return {}
+    sampled = {id(chunk) for chunk in batch.chunks if chunk.samples}
+    for chunk in batch.chunks:
+        scheduler._ledger.commit(chunk.sequence, chunk.writes)
+        chunk.sequence.num_computed += chunk.num_rows
+        if id(chunk) in sampled:
+            chunk.sequence.output.append(1)
+    return {chunk.sequence.request_id: chunk.num_rows for chunk in batch.chunks}
+
+
+def test_long_prompt_is_prefilled_in_chunks_beside_decoding_rows() -> None:
+    scheduler = make_scheduler(FakeLink("a"))
+    scheduler.submit(make_sequence(4, request_id="short"))
+    assert step(scheduler) == {"short": 4}
+    scheduler.submit(make_sequence(40, request_id="long"))
+    assert step(scheduler) == {"short": 1, "long": 15}
+    assert step(scheduler) == {"short": 1, "long": 15}
+    assert step(scheduler) == {"short": 1, "long": 10}
+    assert step(scheduler) == {"short": 1, "long": 1}
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    scheduler = make_scheduler(FakeLink("a"), max_num_seqs=2)
+    for number in range(3):
+        scheduler.submit(make_sequence(1, request_id=str(number)))
+    assert set(step(scheduler)) == {"0", "1"}
+    assert [sequence.request_id for sequence in scheduler.waiting] == ["2"]
+    scheduler.remove(scheduler.running[0])
+    assert set(step(scheduler)) == {"1", "2"}
+
+
+def test_nothing_runs_without_an_attention_node() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(make_sequence(3))
+    assert scheduler.schedule() == (None, None)
+    assert scheduler.refusals() == []
+
+
+def test_request_larger_than_the_pool_is_refused_with_both_figures() -> None:
+    scheduler = make_scheduler(FakeLink("a", num_pages=2, num_usable_pages=2))
+    scheduler.submit(make_sequence(8, request_id="large"))
+    scheduler.submit(make_sequence(7, request_id="fits"))
+    (refusal,) = scheduler.refusals()
+    assert refusal.sequence.request_id == "large"
+    assert "9 tokens" in refusal.reason
+    assert "hold 8" in refusal.reason
+
+
+def test_youngest_gives_way_when_the_pool_is_full_and_keeps_its_tokens() -> None:
+    link = FakeLink("a", num_pages=4, num_usable_pages=4)
+    scheduler = make_scheduler(link)
+    for name in ("old", "young"):
+        scheduler.submit(make_sequence(4, request_id=name))
+    step(scheduler)
+    link.num_usable_pages = 2
+    step(scheduler)
+    link.num_usable_pages = 0
+    for _ in range(3):
+        step(scheduler)
+    batch, victim = scheduler.schedule()
+    assert victim is not None
+    assert victim.request_id == "young"
+    assert batch is None or all(chunk.sequence is not victim for chunk in batch.chunks)
+    tokens = victim.tokens(0, victim.num_tokens)
+    scheduler.restart(victim)
+    assert victim.state is SequenceState.WAITING
+    assert victim.num_computed == 0
+    assert victim.tokens(0, victim.num_tokens) == tokens
+    assert scheduler.waiting[0] is victim
+
+
+def test_nobody_gives_way_while_pages_are_being_freed() -> None:
+    link = FakeLink("a", num_pages=1, num_usable_pages=1)
+    scheduler = make_scheduler(link)
+    scheduler.submit(make_sequence(3))
+    step(scheduler)
+    link.num_usable_pages = 0
+    step(scheduler)
+    link.num_frees_in_flight = 1
+    assert scheduler.schedule() == (None, None)
+    link.num_frees_in_flight = 0
+    assert scheduler.schedule()[1] is not None
+
+
+def test_restarted_sequence_runs_under_a_new_id() -> None:
+    scheduler = make_scheduler(FakeLink("a"))
+    sequence = make_sequence(3)
+    scheduler.submit(sequence)
+    step(scheduler)
+    first = sequence.sequence_id
+    scheduler.restart(sequence)
+    step(scheduler)
+    assert sequence.sequence_id > first
+
+
+def test_waiting_sequence_can_be_removed() -> None:
+    scheduler = make_scheduler(FakeLink("a"))
+    sequence = make_sequence(3)
+    scheduler.submit(sequence)
+    scheduler.remove(sequence)
+    assert sequence.state is SequenceState.ENDED
+    assert scheduler.find("r") is None
+
+
+def test_illegal_event_changes_nothing() -> None:
+    sequence: Sequence = make_sequence(3)
+    with pytest.raises(LifecycleError, match="waiting: restart"):
+        sequence.restart()
+    assert sequence.state is SequenceState.WAITING
+    sequence.apply(SequenceEvent.END)
+    with pytest.raises(LifecycleError):
+        sequence.apply(SequenceEvent.ADMIT)
+
+
+def test_tokens_span_prompt_and_output() -> None:
+    sequence = make_sequence(3)
+    sequence.output = [10, 11]
+    assert sequence.tokens(0, 5) == [1, 2, 3, 10, 11]
+    assert sequence.tokens(2, 4) == [3, 10]
+    assert sequence.tokens(3, 5) == [10, 11]

@@ -1,0 +1,47 @@
+"""Parts of a weight node without a transport, for unit tests of what decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernelflume.core.sampling import SamplingParameters
+from kernelflume.wnode.ledger import AdoptedTable, Ledger
+from kernelflume.wnode.sequence import Sequence
+
+
+@dataclass
+class FakeLink:
+    """The figures of a link that the ledger reads."""
+
+    node_id: str
+    page_tokens: int = 4
+    num_pages: int = 100
+    num_usable_pages: int = 100
+    num_frees_in_flight: int = 0
+
+
+@dataclass
+class FakeLinks:
+    """Links by node id."""
+
+    links: dict[str, FakeLink] = field(default_factory=dict)
+
+    def of_node(self, node_id: str) -> FakeLink | None:
+        return self.links.get(node_id)
+
+    def all(self) -> list[FakeLink]:
+        return list(self.links.values())
+
+
+def make_ledger(*links: FakeLink, max_range_tokens: int = 0, active: tuple[str, ...] | None = None) -> Ledger:
+    """Build a ledger whose table has all links active."""
+    ledger = Ledger(FakeLinks({link.node_id: link for link in links}), max_range_tokens)  # type: ignore[arg-type]
+    ids = tuple(link.node_id for link in links) if active is None else active
+    ledger.adopt(AdoptedTable(1, ids, frozenset(ids)))
+    return ledger
+
+
+def make_sequence(num_prompt: int, *, request_id: str = "r", **sampling: object) -> Sequence:
+    """Build a waiting sequence with a prompt of ``num_prompt`` tokens."""
+    parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 100, **sampling})  # type: ignore[arg-type]
+    return Sequence(request_id, list(range(1, num_prompt + 1)), parameters, random_key=7)
