@@ -1,0 +1,1 @@
+"""The OpenAI gateway: HTTP in, weight nodes behind."""

@@ -1,0 +1,235 @@
+"""One request's choices, from their start on weight nodes to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import DeadlineError, KernelFlumeError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from kernelflume.router.choice import ChoiceText, Delta
+    from kernelflume.router.dispatch import ChoiceJob, Dispatcher
+    from kernelflume.router.generation import Generation
+    from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.runtime.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_tokens: int
+
+
+class _Progress:
+    """Counts one choice's life into the metrics, whatever number of attempts it takes."""
+
+    def __init__(self, metrics: RouterMetrics, clock: Clock, arrived_at: float) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived_at = arrived_at
+        self._waiting = True
+        metrics.waiting.inc()
+
+    def started(self, num_tokens: int) -> None:
+        self.given_up()
+        self._metrics.running.inc()
+        self._metrics.time_to_first_token.observe(self._clock.now() - self._arrived_at)
+        self._metrics.generation_tokens.inc(num_tokens)
+
+    def received(self, num_tokens: int, seconds: float) -> None:
+        self._metrics.received(num_tokens, seconds)
+
+    def ended(self, *, was_started: bool) -> None:
+        if was_started:
+            self._metrics.running.dec()
+
+    def given_up(self) -> None:
+        """Stop to count it as waiting: it runs, or no attempt is left."""
+        if self._waiting:
+            self._waiting = False
+            self._metrics.waiting.dec()
+
+
+class Completion:
+    """Runs the choices of one request; ``close`` it at the end, however that comes."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ChoiceJob],
+        texts: Sequence[ChoiceText],
+        *,
+        num_prompt_tokens: int,
+        choices_per_prompt: int,
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        clock: Clock,
+        arrived_at: float,
+        stall_timeout_s: float,
+    ) -> None:
+        """Make a completion that has not begun.
+
+        Args:
+            jobs: one for each choice, in the order of their indexes.
+            texts: the text of each choice.
+            num_prompt_tokens: of all prompts together.
+            choices_per_prompt: `n`: neighbouring jobs share a prompt.
+            dispatcher: starts the choices.
+            metrics: counts them.
+            clock: for latencies.
+            arrived_at: when the request came, by ``clock``.
+            stall_timeout_s: bound of the wait for the next token.
+        """
+        self._jobs = jobs
+        self._texts = texts
+        self._num_prompt_tokens = num_prompt_tokens
+        self._choices_per_prompt = choices_per_prompt
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived_at = arrived_at
+        self._stall_timeout_s = stall_timeout_s
+        self._arrived = asyncio.Event()
+        self._starting: list[asyncio.Task[Generation]] = []
+        self._generations: list[Generation] = []
+        self._open: set[int] = set()
+        self._error: KernelFlumeError | None = None
+        self._closed = False
+
+    @property
+    def num_choices(self) -> int:
+        """Choices that were asked for."""
+        return len(self._jobs)
+
+    async def start(self) -> None:
+        """Start every choice and wait until each has its first token.
+
+        Raises:
+            KernelFlumeError: a choice cannot run; none runs then.
+        """
+        self._open = set(range(len(self._jobs)))
+        self._starting = [asyncio.create_task(self._start(job)) for job in self._jobs]
+        try:
+            self._generations = list(await asyncio.gather(*self._starting))
+        except BaseException as error:  # noqa: BLE001 - cancelled or failed, none may be left running
+            await self._give_up_start()
+            if isinstance(error, KernelFlumeError):
+                # Refused, not ended: nothing of it ran to an end that would be counted.
+                self._open = set()
+            raise self._error or error from None
+        finally:
+            self._starting = []
+
+    async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """Give what is added to the choices, with each one's index; all that came meanwhile at once.
+
+        Raises:
+            KernelFlumeError: a choice failed; what it had was given before.
+        """
+        while self._open:
+            self._arrived.clear()
+            news = self._take()
+            if news:
+                yield news
+            elif self._error is not None:
+                raise self._error
+            elif self._open:
+                await self._wait_arrived()
+
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+        first_choices = self._generations[:: self._choices_per_prompt]
+        return Usage(
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_completion_tokens=sum(text.num_tokens for text in self._texts),
+            num_cached_tokens=sum(generation.num_cached_tokens for generation in first_choices),
+        )
+
+    def fail(self, error: KernelFlumeError) -> None:
+        """End all choices with an error for whoever reads."""
+        self._error = self._error or error
+        for task in self._starting:
+            task.cancel()
+        for generation in self._generations:
+            generation.fail(error)
+        self._arrived.set()
+
+    def close(self) -> None:
+        """End whatever still runs. Harmless when all has ended."""
+        if self._closed:
+            return
+        self._closed = True
+        for generation in self._generations:
+            generation.close()
+        for index in self._open:
+            self._count_end(index, "abort")
+        self._open = set()
+
+    async def _give_up_start(self) -> None:
+        for task in self._starting:
+            task.cancel()
+        for outcome in await asyncio.gather(*self._starting, return_exceptions=True):
+            if not isinstance(outcome, BaseException):
+                outcome.close()
+
+    def _take(self) -> list[tuple[int, Delta]]:
+        news: list[tuple[int, Delta]] = []
+        for index in sorted(self._open):
+            try:
+                batch = self._generations[index].take()
+            except KernelFlumeError as error:
+                self._error = self._error or error
+                continue
+            if batch is None:
+                continue
+            delta = self._texts[index].add(batch)
+            news.append((index, delta))
+            if delta.finish_reason is not None:
+                # A stop string ends it here while the weight node goes on: tell it at once.
+                self._generations[index].close()
+                self._open.discard(index)
+                self._count_end(index, delta.finish_reason)
+        return news
+
+    async def _wait_arrived(self) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            raise DeadlineError(f"no token came within {self._stall_timeout_s:g} s") from None
+
+    async def _start(self, job: ChoiceJob) -> Generation:
+        progress = _Progress(self._metrics, self._clock, self._arrived_at)
+        try:
+            return await self._dispatcher.start(job, arrived=self._arrived, observer=progress)
+        finally:
+            progress.given_up()
+
+    def _count_end(self, index: int, reason: str) -> None:
+        seconds = self._clock.now() - self._arrived_at
+        job, text = self._jobs[index], self._texts[index]
+        self._metrics.ended(
+            reason=reason,
+            num_prompt_tokens=len(job.prompt_token_ids),
+            num_tokens=text.num_tokens,
+            seconds=seconds,
+        )
+        logger.info(
+            "choice ended",
+            extra={
+                "request_id": job.request_id,
+                "reason": reason,
+                "num_prompt_tokens": len(job.prompt_token_ids),
+                "num_tokens": text.num_tokens,
+                "seconds": round(seconds, 3),
+            },
+        )

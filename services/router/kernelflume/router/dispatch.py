@@ -1,0 +1,105 @@
+"""Starting a choice on a weight node, and on another one when that fails before the first token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import KernelFlumeError, OverloadedError, UnavailableError
+from kernelflume.router.generation import Generation
+from kernelflume.router.placement import place
+from kernelflume.rpc.codec import sampling_to_proto
+from kernelflume.rpc.v1 import wnode_pb2
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.router.generation import GenerationObserver
+    from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.weightnodes import WeightNodes
+    from kernelflume.runtime.clock import Clock
+
+_MAX_ATTEMPTS = 3
+"""Few, so that a request that brings nodes down cannot bring them all down."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceJob:
+    """What one choice asks of a weight node."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParameters
+
+
+class Dispatcher:
+    """Places choices on weight nodes."""
+
+    def __init__(
+        self,
+        nodes: WeightNodes,
+        *,
+        metrics: RouterMetrics,
+        clock: Clock,
+        request_timeout_s: float,
+        stall_timeout_s: float,
+    ) -> None:
+        """Make a dispatcher.
+
+        Args:
+            nodes: where choices can run.
+            metrics: counts decisions and retries.
+            clock: for the times between tokens.
+            request_timeout_s: bound of a whole call.
+            stall_timeout_s: bound of the wait for its first token.
+        """
+        self._nodes = nodes
+        self._metrics = metrics
+        self._clock = clock
+        self._request_timeout_s = request_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+
+    async def start(
+        self, job: ChoiceJob, *, arrived: asyncio.Event, observer: GenerationObserver
+    ) -> Generation:
+        """Run a choice and return it once its first token has come.
+
+        Raises:
+            UnavailableError: no weight node can serve.
+            OverloadedError: every weight node's queue is full.
+            KernelFlumeError: a weight node refused the request for good.
+        """
+        request = wnode_pb2.GenerateRequest(
+            request_id=job.request_id,
+            prompt_token_ids=job.prompt_token_ids,
+            sampling=sampling_to_proto(job.sampling),
+        )
+        failed: set[str] = set()
+        error: KernelFlumeError = UnavailableError("no weight node can serve now")
+        while len(failed) < _MAX_ATTEMPTS:
+            placement = place(self._nodes.views(), failed=failed)
+            self._metrics.placements.labels(placement.reason).inc()
+            if placement.address is None:
+                break
+            node = self._nodes.node(placement.address)
+            generation = Generation(
+                node.generate(request, timeout_s=self._request_timeout_s),
+                arrived=arrived,
+                clock=self._clock,
+                observer=observer,
+                on_end=node.call_ended,
+            )
+            try:
+                await generation.wait_started(timeout_s=self._stall_timeout_s)
+            except (UnavailableError, OverloadedError) as refusal:
+                error = refusal
+                failed.add(placement.address)
+                self._metrics.failed_attempts.labels(type(refusal).__name__).inc()
+            except BaseException:
+                generation.close()
+                raise
+            else:
+                return generation
+        raise error

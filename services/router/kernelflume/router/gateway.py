@@ -1,0 +1,228 @@
+"""Answers a request from its arrival to its end: admit, read, run, write."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from kernelflume.core.errors import KernelFlumeError
+from kernelflume.router.body import discard_body, read_json_body
+from kernelflume.router.choice import ChoiceText
+from kernelflume.router.completion import Completion
+from kernelflume.router.dispatch import ChoiceJob
+from kernelflume.router.errors import ClientGoneError, api_error_of
+from kernelflume.router.formats import AnswerHead, ChatFormat, CompletionFormat, FinishedChoice
+from kernelflume.router.sampling import for_choice
+from kernelflume.router.streaming import DONE, EventStreamResponse, event, until_disconnect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from kernelflume.router.admission import Admission, Slot
+    from kernelflume.router.dispatch import Dispatcher
+    from kernelflume.router.formats import AnswerFormat
+    from kernelflume.router.intake import Intake, Order
+    from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.settings import RouterSettings
+    from kernelflume.router.tokenizer import Tokenizer
+    from kernelflume.runtime.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """The generating endpoints."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        intake: Intake,
+        tokenizer: Tokenizer,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        metrics: RouterMetrics,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._intake = intake
+        self._tokenizer = tokenizer
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._metrics = metrics
+        self._clock = clock
+
+    async def chat(self, request: Request) -> Response:
+        """Answer POST /v1/chat/completions.
+
+        Raises:
+            KernelFlumeError: the request is refused; nothing was sent yet.
+        """
+        return await self._answer(request, self._intake.read_chat, "chatcmpl", ChatFormat)
+
+    async def complete(self, request: Request) -> Response:
+        """Answer POST /v1/completions.
+
+        Raises:
+            KernelFlumeError: the request is refused; nothing was sent yet.
+        """
+        return await self._answer(request, self._intake.read_completion, "cmpl", CompletionFormat)
+
+    async def _answer(
+        self,
+        request: Request,
+        read: Callable[[bytes], Awaitable[Order[Any]]],
+        prefix: str,
+        new_format: Callable[[AnswerHead], AnswerFormat],
+    ) -> Response:
+        arrived_at = self._clock.now()
+        try:
+            slot = self._admission.enter()
+        except KernelFlumeError:
+            await discard_body(request, timeout_s=self._settings.body_timeout)
+            raise
+        handed_over = False
+        try:
+            raw = await read_json_body(
+                request, max_bytes=self._settings.max_body_size, timeout_s=self._settings.body_timeout
+            )
+            order = await read(raw)
+            answer_id = f"{prefix}-{uuid.uuid4().hex}"
+            answer_format = new_format(_head(answer_id, order))
+            completion = self._new_completion(order, answer_id, arrived_at)
+            slot.work = completion
+            if order.body.stream:
+                response = await self._stream(request, order, completion, answer_format, slot)
+                handed_over = True
+                return response
+            return await self._whole(request, completion, answer_format)
+        except ClientGoneError:
+            self._metrics.disconnects.inc()
+            raise
+        finally:
+            if not handed_over:
+                slot.release()
+
+    def _new_completion(self, order: Order[Any], answer_id: str, arrived_at: float) -> Completion:
+        body = order.body
+        jobs = [
+            ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index))
+            for number, (prompt, sampling) in enumerate(zip(order.prompts, order.samplings, strict=True))
+            for index in range(body.n)
+        ]
+        texts = [
+            ChoiceText(
+                self._tokenizer.new_detokenizer(skip_special_tokens=body.skip_special_tokens),
+                stops=body.stop,
+                stop_token_ids=body.stop_token_ids,
+                min_tokens=body.min_tokens,
+                include_stop=body.include_stop_str_in_output,
+            )
+            for _ in jobs
+        ]
+        return Completion(
+            jobs,
+            texts,
+            num_prompt_tokens=sum(map(len, order.prompts)),
+            choices_per_prompt=body.n,
+            dispatcher=self._dispatcher,
+            metrics=self._metrics,
+            clock=self._clock,
+            arrived_at=arrived_at,
+            stall_timeout_s=self._settings.stall_timeout,
+        )
+
+    async def _whole(self, request: Request, completion: Completion, answer_format: AnswerFormat) -> Response:
+        try:
+            choices = await until_disconnect(request.receive, _collect(completion))
+        finally:
+            completion.close()
+        answer = answer_format.whole(choices, completion.usage())
+        return Response(json.dumps(answer, ensure_ascii=False).encode(), media_type="application/json")
+
+    async def _stream(
+        self,
+        request: Request,
+        order: Order[Any],
+        completion: Completion,
+        answer_format: AnswerFormat,
+        slot: Slot,
+    ) -> Response:
+        """Return the response once every choice has its first token: until then a failure has its status."""
+        try:
+            await until_disconnect(request.receive, completion.start())
+        except BaseException:
+            completion.close()
+            raise
+
+        def close() -> None:
+            completion.close()
+            slot.release()
+
+        return EventStreamResponse(
+            _events(completion, answer_format, with_usage=order.body.include_usage),
+            write_timeout_s=self._settings.write_timeout,
+            on_close=close,
+            on_disconnect=self._metrics.disconnects.inc,
+        )
+
+
+def _head(answer_id: str, order: Order[Any]) -> AnswerHead:
+    return AnswerHead(
+        answer_id=answer_id,
+        created=int(time.time()),
+        model=order.model,
+        prompts=order.prompts,
+        choices_per_prompt=order.body.n,
+        echoes=order.echoes,
+        with_token_ids=order.body.return_token_ids,
+        with_usage=order.body.include_usage,
+    )
+
+
+async def _collect(completion: Completion) -> list[FinishedChoice]:
+    await completion.start()
+    texts: list[list[str]] = [[] for _ in range(completion.num_choices)]
+    token_ids: list[list[int]] = [[] for _ in range(completion.num_choices)]
+    ends: list[tuple[str, str | int | None]] = [("", None)] * completion.num_choices
+    async for news in completion.deltas():
+        for index, delta in news:
+            texts[index].append(delta.text)
+            token_ids[index] += delta.token_ids
+            if delta.finish_reason is not None:
+                ends[index] = (delta.finish_reason, delta.stop_reason)
+    return [
+        FinishedChoice("".join(text), ids, *end)
+        for text, ids, end in zip(texts, token_ids, ends, strict=True)
+    ]
+
+
+async def _events(
+    completion: Completion, answer_format: AnswerFormat, *, with_usage: bool
+) -> AsyncGenerator[str, None]:
+    opened: set[int] = set()
+    try:
+        async for news in completion.deltas():
+            chunks: list[str | None] = []
+            for index, delta in news:
+                if index not in opened:
+                    opened.add(index)
+                    chunks.append(answer_format.opening(index))
+                chunks.append(answer_format.chunk(index, delta))
+            text = "".join([event(chunk) for chunk in chunks if chunk is not None])
+            if text:
+                yield text
+    except KernelFlumeError as error:
+        logger.warning("a stream failed: %s", error)
+        yield event(api_error_of(error).to_json())
+        return
+    if with_usage:
+        yield event(answer_format.usage_chunk(completion.usage()))
+    yield DONE

@@ -1,0 +1,187 @@
+"""The router as a process: builds its parts, serves until told to stop, lets requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from kernelflume.checkpoint.source import resolve
+from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.router.admission import Admission
+from kernelflume.router.app import build_app
+from kernelflume.router.dispatch import Dispatcher
+from kernelflume.router.gateway import Gateway
+from kernelflume.router.intake import Intake
+from kernelflume.router.metrics import RouterMetrics
+from kernelflume.router.sampling import GenerationDefaults
+from kernelflume.router.tokenizer import Tokenizer
+from kernelflume.router.weightnodes import WeightNodes
+from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastapi import FastAPI
+
+    from kernelflume.router.settings import RouterSettings
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 2.0
+"""Time for the errors of requests that shutdown ends to reach their clients."""
+_KEEP_ALIVE_S = 75
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the service shell has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set, then end within the shutdown timeout.
+
+    Raises:
+        ConfigurationError: a setting stops the router from starting.
+    """
+    with ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer") as executor:
+        loop = asyncio.get_running_loop()
+        checkpoint = await loop.run_in_executor(executor, resolve, settings.model)
+        tokenizer = await loop.run_in_executor(
+            executor, lambda: Tokenizer.load(checkpoint.path, executor=executor)
+        )
+        store = None
+        if not settings.weight_nodes:
+            store = RedisStore(settings.redis_url, cluster=settings.cluster)
+        nodes = WeightNodes(addresses=settings.weight_nodes, leases=store, revision=checkpoint.revision)
+        try:
+            await _serve(
+                settings,
+                stop,
+                tokenizer=tokenizer,
+                defaults=GenerationDefaults.load(checkpoint.path),
+                nodes=nodes,
+                executor=executor,
+            )
+        finally:
+            await nodes.close()
+            if store is not None:
+                await store.close()
+
+
+async def _serve(
+    settings: RouterSettings,
+    stop: asyncio.Event,
+    *,
+    tokenizer: Tokenizer,
+    defaults: GenerationDefaults,
+    nodes: WeightNodes,
+    executor: ThreadPoolExecutor,
+) -> None:
+    clock = MonotonicClock()
+    names = settings.model_names
+    metrics = RouterMetrics(names[0], nodes.views)
+    admission = Admission(settings.max_concurrent_requests, metrics=metrics)
+    intake = Intake(
+        tokenizer=tokenizer,
+        defaults=defaults,
+        nodes=nodes,
+        model_names=names,
+        max_model_len=settings.max_model_len,
+        max_choices=settings.max_choices,
+        executor=executor,
+    )
+    dispatcher = Dispatcher(
+        nodes,
+        metrics=metrics,
+        clock=clock,
+        request_timeout_s=settings.request_timeout,
+        stall_timeout_s=settings.stall_timeout,
+    )
+    gateway = Gateway(
+        settings,
+        intake=intake,
+        tokenizer=tokenizer,
+        dispatcher=dispatcher,
+        admission=admission,
+        metrics=metrics,
+        clock=clock,
+    )
+    app = build_app(gateway=gateway, intake=intake, admission=admission, metrics=metrics, model_names=names)
+    with _listen(settings.host, settings.port, settings.write_timeout) as listener:
+        server = _new_server(app)
+        refreshing = asyncio.create_task(nodes.run(interval_s=settings.refresh_interval))
+        serving = asyncio.create_task(server.serve([listener]))
+        host, port = listener.getsockname()[:2]
+        logger.info("listening", extra={"url": f"http://{host}:{port}", "models": names})
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((serving, stopping, refreshing), return_when=asyncio.FIRST_COMPLETED)
+            await _drain(admission, settings.shutdown_timeout)
+            server.should_exit = True
+            await serving
+        finally:
+            for task in (stopping, refreshing):
+                task.cancel()
+            await asyncio.gather(stopping, refreshing, return_exceptions=True)
+
+
+async def _drain(admission: Admission, timeout_s: float) -> None:
+    """Take no more requests, and wait for those in progress; end with an error what takes too long."""
+    admission.close()
+    logger.info("shutting down")
+    if await admission.wait_empty(timeout_s=timeout_s):
+        return
+    num_failed = admission.fail_all(UnavailableError("the server is shutting down"))
+    logger.warning("requests were ended by shutdown", extra={"num_requests": num_failed})
+    await admission.wait_empty(timeout_s=_LAST_WORDS_S)
+
+
+def _new_server(app: FastAPI) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            # All requests were given their time before the server is told to exit.
+            timeout_graceful_shutdown=int(_LAST_WORDS_S),
+        )
+    )
+
+
+def _listen(host: str, port: int, write_timeout_s: float) -> socket.socket:
+    """Return a listening socket whose connections die when a client takes nothing for ``write_timeout_s``.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # The kernel also ends connections whose last bytes nobody takes, when no coroutine waits.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_timeout_s * 1000))
+            listener.bind(address)
+            listener.listen(socket.SOMAXCONN)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error}") from error
+    return listener

@@ -1,0 +1,144 @@
+"""What the router counts: vLLM's names where the meaning is the same, `kernelflume_router_*` for the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernelflume.router.placement import WeightNodeView
+
+_MODEL = ("model_name",)
+_FIRST_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_BETWEEN_TOKENS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_WHOLE_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class RouterMetrics:
+    """The router's metrics in a registry of their own. A "request" in vLLM's names is one choice here."""
+
+    def __init__(self, model_name: str, views: Callable[[], Sequence[WeightNodeView]]) -> None:
+        """Make the metrics.
+
+        Args:
+            model_name: label of vLLM's metrics.
+            views: returns the weight nodes known, counted when the metrics are shown.
+        """
+        self.registry = CollectorRegistry()
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, _MODEL, registry=self.registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, _MODEL, registry=self.registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            family = Histogram(name, text, _MODEL, registry=self.registry, buckets=buckets)
+            return family.labels(model_name)
+
+        self.running = gauge("vllm:num_requests_running", "Choices whose first token has come.")
+        self.waiting = gauge(
+            "vllm:num_requests_waiting", "Choices sent to a weight node without a token yet."
+        )
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests sent to weight nodes.")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens received from weight nodes.")
+        self.time_to_first_token = histogram(
+            "vllm:time_to_first_token_seconds",
+            "From the request's arrival to a choice's first token.",
+            _FIRST_TOKEN_S,
+        )
+        self.inter_token_latency = histogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens of a choice.", _BETWEEN_TOKENS_S
+        )
+        self.request_latency = histogram(
+            "vllm:e2e_request_latency_seconds", "From the request's arrival to a choice's end.", _WHOLE_S
+        )
+        self.request_prompt_tokens = histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens a choice.", _TOKENS
+        )
+        self.request_generation_tokens = histogram(
+            "vllm:request_generation_tokens", "Generated tokens a choice.", _TOKENS
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Choices that ended, by reason; abort: cancelled or failed.",
+            (*_MODEL, "finished_reason"),
+            registry=self.registry,
+        )
+        self._model_name = model_name
+        self.requests_in_progress = Gauge(
+            "kernelflume_router_requests_in_progress", "HTTP requests that generate.", registry=self.registry
+        )
+        self.http_responses = Counter(
+            "kernelflume_router_http_responses",
+            "HTTP responses, by route and status.",
+            ("path", "status"),
+            registry=self.registry,
+        )
+        self.placements = Counter(
+            "kernelflume_router_placements",
+            "Placement decisions, by reason.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.failed_attempts = Counter(
+            "kernelflume_router_failed_attempts",
+            "Attempts to start a choice that a weight node failed or refused before the first token.",
+            ("error",),
+            registry=self.registry,
+        )
+        self.disconnects = Counter(
+            "kernelflume_router_client_disconnects",
+            "Requests whose client went away before their end.",
+            registry=self.registry,
+        )
+        weight_nodes = Gauge(
+            "kernelflume_router_weight_nodes",
+            "Weight nodes known, by whether they can serve.",
+            ("serving",),
+            registry=self.registry,
+        )
+        weight_nodes.labels("true").set_function(lambda: sum(view.serving for view in views()))
+        weight_nodes.labels("false").set_function(lambda: sum(not view.serving for view in views()))
+
+    def received(self, num_tokens: int, seconds: float) -> None:
+        """Count the tokens of one event that came ``seconds`` after the choice's event before."""
+        if num_tokens:
+            self.generation_tokens.inc(num_tokens)
+            for _ in range(num_tokens):
+                self.inter_token_latency.observe(seconds / num_tokens)
+
+    def ended(self, *, reason: str, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
+        """Count the end of a choice."""
+        self._success.labels(self._model_name, reason).inc()
+        self.request_prompt_tokens.observe(num_prompt_tokens)
+        self.request_generation_tokens.observe(num_tokens)
+        self.request_latency.observe(seconds)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

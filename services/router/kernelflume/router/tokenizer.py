@@ -1,0 +1,258 @@
+"""The model's tokenizer and chat template, without torch and off the event loop for long texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer as FastTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from kernelflume.router.errors import ContextLengthError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+LONG_TEXT_CHARS = 2000
+"""Texts from here on go to a thread: half a millisecond of work, more than handing over costs."""
+
+_TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
+_RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        "conversations",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "return_assistant_tokens_mask",
+        "continue_final_message",
+        "add_generation_prompt",
+        *_TEMPLATE_TOKENS,
+    }
+)
+_NUM_BYTES = 256
+
+T = TypeVar("T")
+
+
+class Tokenizer:
+    """Text to ids and back. Immutable after construction, so any thread may use it."""
+
+    def __init__(
+        self,
+        tokenizer: FastTokenizer,
+        *,
+        executor: Executor,
+        chat_template: str | None = None,
+        template_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        """Wrap a tokenizer.
+
+        Args:
+            tokenizer: the tokenizer itself; its truncation and padding are turned off.
+            executor: where long texts are worked on.
+            chat_template: Jinja template of the model, if it is a chat model.
+            template_tokens: special tokens by the names that templates use (``bos_token`` ...).
+        """
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._executor = executor
+        self._chat_template = chat_template
+        self._template_tokens = dict(template_tokens or {})
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(number for number, token in added.items() if token.special)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        """One more than the largest id that has a text."""
+        self._longest_token_chars = max(map(len, vocabulary), default=1)
+        self._tokens: list[str | None] = [None] * self.vocab_size
+        for token, number in vocabulary.items():
+            self._tokens[number] = token
+        bos = self._template_tokens.get("bos_token")
+        self.bos_token_id: int | None = vocabulary.get(bos) if bos else None
+        self._byte_tables = self._make_byte_tables() if self._is_byte_level() else None
+
+    @classmethod
+    def load(cls, folder: Path, *, executor: Executor) -> Tokenizer:
+        """Load from a folder in Hugging Face layout.
+
+        Raises:
+            ConfigurationError: a file is missing or cannot be understood.
+        """
+        try:
+            tokenizer = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:
+            raise ConfigurationError(f"model: cannot read {folder / 'tokenizer.json'}: {error}") from error
+        config = _read_json(folder / "tokenizer_config.json")
+        template_file = folder / "chat_template.jinja"
+        template: str | None
+        if template_file.is_file():
+            template = template_file.read_text(encoding="utf-8")
+        else:
+            template = _default_template(config.get("chat_template"))
+        tokens = {name: _token_text(config.get(name)) for name in _TEMPLATE_TOKENS}
+        return cls(
+            tokenizer,
+            executor=executor,
+            chat_template=template,
+            template_tokens={name: text for name, text in tokens.items() if text is not None},
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True for a chat model."""
+        return self._chat_template is not None
+
+    async def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:
+        """Return the ids of a text.
+
+        Args:
+            text: what to encode.
+            add_special_tokens: add those that the model wants around a text, such as bos.
+            max_tokens: the text may be refused unread if it must have more than these.
+
+        Raises:
+            ContextLengthError: the text is far too long.
+        """
+        # A normalizer may shorten a text, so only without one do its characters bound its tokens from below.
+        if self._tokenizer.normalizer is None and len(text) > max_tokens * self._longest_token_chars:
+            raise ContextLengthError(
+                f"This model's maximum context length is {max_tokens} tokens, "
+                f"and {len(text)} characters of text do not fit it."
+            )
+        encode = partial(self._encode, text, add_special_tokens=add_special_tokens)
+        return await self._run(len(text), encode)
+
+    async def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """Return a conversation as the text that the model was trained to read.
+
+        Raises:
+            InvalidRequestError: the model has no template, or the template refuses the conversation.
+        """
+        template = self._chat_template
+        if template is None:
+            raise InvalidRequestError(
+                "This model has no chat template; use /v1/completions.", parameter="messages"
+            )
+        taken = sorted(_RESERVED_TEMPLATE_NAMES & template_kwargs.keys())
+        if taken:
+            raise InvalidRequestError(
+                f"chat_template_kwargs may not set {', '.join(taken)}", parameter="chat_template_kwargs"
+            )
+
+        def render() -> str:
+            try:
+                texts, _ = render_jinja_template(
+                    [messages],
+                    chat_template=template,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **self._template_tokens,
+                    **template_kwargs,
+                )
+            except (TemplateError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+                # The template is the model's own code; what it raises it raises about the conversation.
+                message = f"The chat template refused the conversation: {error}"
+                raise InvalidRequestError(message, parameter="messages") from error
+            return str(texts[0])
+
+        return await self._run(sum(len(str(message["content"])) for message in messages), render)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def new_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Return a detokenizer for one choice."""
+        if self._byte_tables is not None:
+            return BytesDetokenizer(self._byte_tables[skip_special_tokens])
+        return WindowDetokenizer(
+            self.decode,
+            silent_ids=self._special_ids if skip_special_tokens else frozenset(),
+            byte_ids=self._byte_ids(),
+            vocab_size=self.vocab_size,
+        )
+
+    async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
+        if num_chars < LONG_TEXT_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The batch call lets other threads run while it works; the plain one does not.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encodings[0].ids)
+
+    def _is_byte_level(self) -> bool:
+        decoder = json.loads(self._tokenizer.to_str())["decoder"]
+        return decoder is not None and decoder["type"] == "ByteLevel"
+
+    def _make_byte_tables(self) -> dict[bool, list[bytes]]:
+        """Return the bytes by id, by whether special tokens are skipped."""
+        byte_of = {char: byte for byte, char in enumerate(_byte_alphabet())}
+        full = [_token_bytes(token, byte_of) for token in self._tokens]
+        skipping = list(full)
+        for number in self._special_ids:
+            skipping[number] = b""
+        return {False: full, True: skipping}
+
+    def _byte_ids(self) -> frozenset[int]:
+        names = (f"<0x{byte:02X}>" for byte in range(_NUM_BYTES))
+        return frozenset(number for number in map(self._tokenizer.token_to_id, names) if number is not None)
+
+
+def _byte_alphabet() -> list[str]:
+    """Return the character that byte-level vocabularies write for each byte (GPT-2's table)."""
+    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(_NUM_BYTES, 2 * _NUM_BYTES))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(_NUM_BYTES)]
+
+
+def _token_bytes(token: str | None, byte_of: Mapping[str, int]) -> bytes:
+    if token is None:
+        return b""
+    try:
+        return bytes([byte_of[char] for char in token])
+    except KeyError:
+        # An added token is plain text, not written in the byte alphabet.
+        return token.encode()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"model: {path} is no JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _default_template(value: Any) -> str | None:
+    """Return the template of a config: one text, or a list of named ones with a default."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        return named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _token_text(value: Any) -> str | None:
+    """Return the text of a special token: written plainly, or as an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

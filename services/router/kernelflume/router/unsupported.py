@@ -1,0 +1,75 @@
+"""Fields of OpenAI's and vLLM's APIs that are not served here: refused by name, never ignored.
+
+A field may be present with a value that asks for nothing, because clients send such values by habit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_COMMON: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "beam_width": (),
+    "best_of": (1,),
+    "cache_salt": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+_CHAT_ONLY: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logprobs": (False,),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "store": (False,),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {
+    "logprobs": (),
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+
+CHAT_FIELDS: Mapping[str, tuple[Any, ...]] = _COMMON | _CHAT_ONLY
+"""Name -> values that ask for nothing, for chat completions."""
+COMPLETION_FIELDS: Mapping[str, tuple[Any, ...]] = _COMMON | _COMPLETION_ONLY
+"""Name -> values that ask for nothing, for completions."""
+
+
+def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Tell whether ``value`` is unset or one of the ``neutral`` values (where 1 is not True)."""
+    if value is None:
+        return True
+    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral)

@@ -1,0 +1,201 @@
+"""The weight nodes that this router can reach: who lives, what each serves, how busy each is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kernelflume.core.errors import UnavailableError
+from kernelflume.core.leases import NodeKind
+from kernelflume.router.placement import WeightNodeView
+from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernelflume.router.generation import GenerateCall
+    from kernelflume.store.base import LeaseStore
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "kernelflume.rpc.v1.WeightNode"
+_PROBE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What every weight node that can serve agrees to."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+class WeightNode:
+    """One weight node and the channel to it. Owned by ``WeightNodes``."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub = wnode_pb2_grpc.WeightNodeStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._load = wnode_pb2.WeightNodeLoad()
+        self._num_calls = 0
+        self._num_calls_at_load = 0
+        self.card: wnode_pb2.ModelCard | None = None
+        self.trouble: str | None = "not asked yet"
+        """Why it cannot serve; None when it can."""
+
+    def view(self) -> WeightNodeView:
+        """Return what a placement is decided on."""
+        load = self._load
+        reported = load.num_requests_running + load.num_requests_waiting
+        return WeightNodeView(
+            address=self.address,
+            serving=self.trouble is None,
+            # The report may be a moment old: add what we have sent, or seen end, since.
+            num_requests=max(self._num_calls, reported + self._num_calls - self._num_calls_at_load),
+            num_tokens=load.num_tokens,
+            queue_full=0 < load.max_num_waiting <= load.num_requests_waiting,
+        )
+
+    def generate(self, request: wnode_pb2.GenerateRequest, *, timeout_s: float) -> GenerateCall:
+        """Start a call; ``call_ended`` must be told of its end."""
+        self._num_calls += 1
+        call: GenerateCall = self._stub.Generate(request, timeout=timeout_s)
+        return call
+
+    def call_ended(self) -> None:
+        """Count a call as over."""
+        self._num_calls -= 1
+
+    async def probe(self, revision: str | None) -> None:
+        """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
+        before = self.trouble
+        try:
+            self.trouble = await self._ask(revision)
+        except grpc.aio.AioRpcError as failure:
+            # Whoever answers at this address next may serve another model.
+            self.card = None
+            self.trouble = f"{failure.code().name}: {failure.details()}"
+        if self.trouble != before:
+            logger.info(
+                "weight node %s",
+                "can serve" if self.trouble is None else "cannot serve",
+                extra={"address": self.address, "trouble": self.trouble},
+            )
+
+    async def _ask(self, revision: str | None) -> str | None:
+        health = await self._health.Check(
+            health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=_PROBE_TIMEOUT_S
+        )
+        if health.status != health_pb2.HealthCheckResponse.SERVING:
+            return "it says that it is not serving"
+        if self.card is None:
+            self.card = await self._stub.GetModel(wnode_pb2.GetModelRequest(), timeout=_PROBE_TIMEOUT_S)
+        theirs = self.card.geometry.model_revision
+        if revision is not None and theirs != revision:
+            return f"it serves {self.card.geometry.model_id} at revision {theirs}, not {revision}"
+        self._load = await self._stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=_PROBE_TIMEOUT_S)
+        self._num_calls_at_load = self._num_calls
+        return None
+
+    async def close(self) -> None:
+        """Close the channel; calls that still run are cancelled."""
+        await self._channel.close()
+
+
+class WeightNodes:
+    """All weight nodes, looked at again every interval. Used in one event loop."""
+
+    def __init__(
+        self,
+        *,
+        addresses: Sequence[str] = (),
+        leases: LeaseStore | None = None,
+        revision: str | None = None,
+    ) -> None:
+        """Know where to look.
+
+        Args:
+            addresses: host:port of each; when empty they are found through ``leases``.
+            leases: where weight nodes hold their leases.
+            revision: fingerprint of the model; nodes that serve another one are not used.
+        """
+        self._addresses = tuple(addresses)
+        self._leases = leases
+        self._revision = revision
+        self._nodes: dict[str, WeightNode] = {}
+        self._leaving: list[WeightNode] = []
+        self._store_lost = False
+
+    def views(self) -> list[WeightNodeView]:
+        """Return what placements are decided on."""
+        return [node.view() for node in self._nodes.values()]
+
+    def node(self, address: str) -> WeightNode:
+        """Return the node of a view just taken."""
+        return self._nodes[address]
+
+    def limits(self) -> ModelLimits | None:
+        """Return what all nodes that can serve can do, or None when there is none."""
+        cards = [node.card for node in self._nodes.values() if node.trouble is None and node.card is not None]
+        if not cards:
+            return None
+        return ModelLimits(
+            max_model_len=min(card.max_model_len for card in cards),
+            vocab_size=min(card.vocab_size for card in cards),
+        )
+
+    async def run(self, *, interval_s: float) -> None:
+        """Refresh for ever, ``interval_s`` seconds apart."""
+        while True:
+            try:
+                await self.refresh()
+            except Exception:
+                # The loop is all that finds new nodes: it must outlive whatever one round ran into.
+                logger.exception("looking at the weight nodes failed")
+            await asyncio.sleep(interval_s)
+
+    async def refresh(self) -> None:
+        """Find the living nodes and probe each."""
+        await self._discover()
+        await asyncio.gather(*(node.probe(self._revision) for node in self._nodes.values()))
+        for node in [node for node in self._leaving if not node.view().num_requests]:
+            self._leaving.remove(node)
+            await node.close()
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for node in (*self._nodes.values(), *self._leaving):
+            await node.close()
+
+    async def _discover(self) -> None:
+        living = self._addresses or await self._leased()
+        if living is None:
+            return
+        for address in set(living) - self._nodes.keys():
+            self._nodes[address] = WeightNode(address)
+        for address in self._nodes.keys() - set(living):
+            # Its lease ran out, but requests may still run there: the channel stays until they have ended.
+            logger.info("weight node left", extra={"address": address})
+            self._leaving.append(self._nodes.pop(address))
+
+    async def _leased(self) -> list[str] | None:
+        """Return the leased addresses, or None when the store cannot say: then those known stay."""
+        if self._leases is None:
+            return []
+        try:
+            records = await self._leases.living(NodeKind.WEIGHT)
+        except UnavailableError as error:
+            if not self._store_lost:
+                logger.warning("the store cannot be reached; known weight nodes stay in use: %s", error)
+            self._store_lost = True
+            return None
+        self._store_lost = False
+        return [record.address for record in records]

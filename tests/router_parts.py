@@ -1,0 +1,238 @@
+"""Parts for tests of the router: a tiny model folder, a scripted weight node, a router on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from kernelflume.checkpoint.source import resolve
+from kernelflume.router.lifecycle import serve
+from kernelflume.router.settings import RouterSettings
+from kernelflume.rpc.server import Server
+from kernelflume.rpc.v1 import common_pb2, wnode_pb2, wnode_pb2_grpc
+from kernelflume.runtime.service import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from pathlib import Path
+
+SERVICE = "kernelflume.rpc.v1.WeightNode"
+SPECIAL_TOKENS = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
+BOS_ID, START_ID, END_ID = range(3)
+MAX_MODEL_LEN = 256
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.content == 'refuse me' %}{{ raise_exception('refused as asked') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if mood %}mood: {{ mood }}\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CORPUS = ["Hello world, this is a story about a tokenizer. Héllo 世界 😀 def main(): return 42"] * 4
+
+
+def byte_level_tokenizer(*, with_bos: bool = False) -> Tokenizer:
+    """Return a small tokenizer in which any byte string has tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    if with_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|bos|> $A", special_tokens=[("<|bos|>", BOS_ID)]
+        )
+    return tokenizer
+
+
+def write_model(folder: Path, *, with_bos: bool = False, generation: dict[str, Any] | None = None) -> Path:
+    """Write a model folder with a real tokenizer; the weights are named but empty of meaning."""
+    tokenizer = byte_level_tokenizer(with_bos=with_bos)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<|bos|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(generation or {}))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "vocab_size": tokenizer.get_vocab_size(),
+                "max_position_embeddings": MAX_MODEL_LEN,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 10000.0,
+                "eos_token_id": END_ID,
+                "tie_word_embeddings": True,
+            }
+        )
+    )
+    _write_safetensors(
+        folder / "model.safetensors", "model.embed_tokens.weight", tokenizer.get_vocab_size() * 8
+    )
+    return folder
+
+
+def _write_safetensors(path: Path, name: str, num_values: int) -> None:
+    header = json.dumps(
+        {name: {"dtype": "F32", "shape": [num_values // 8, 8], "data_offsets": [0, 4 * num_values]}}
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4 * num_values))
+
+
+Event = wnode_pb2.GenerateEvent
+Script = "Callable[[wnode_pb2.GenerateRequest], AsyncIterator[wnode_pb2.GenerateEvent]]"
+
+
+def saying(*token_ids: int, reason: str = "stop", stop_token_id: int | None = END_ID) -> Any:
+    """Return a script that emits one token an event, then ends."""
+
+    async def script(request: wnode_pb2.GenerateRequest) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        for token_id in token_ids:
+            yield Event(token_ids=[token_id])
+        yield Event(finish_reason=reason, stop_token_id=stop_token_id)
+
+    return script
+
+
+def endless(token_id: int, *, pause_s: float = 0.005) -> Any:
+    """Return a script that emits a token for ever."""
+
+    async def script(request: wnode_pb2.GenerateRequest) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        while True:
+            yield Event(token_ids=[token_id])
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
+class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
+    """A real gRPC server whose tokens come from a script."""
+
+    def __init__(self, folder: Path, script: Any) -> None:
+        checkpoint = resolve(str(folder))
+        self.card = wnode_pb2.ModelCard(
+            geometry=common_pb2.KvGeometry(model_id=checkpoint.model_id, model_revision=checkpoint.revision),
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=checkpoint.config.vocab_size,
+            eos_token_ids=[END_ID],
+        )
+        self.load = wnode_pb2.WeightNodeLoad(max_num_waiting=8)
+        self.script = script
+        self.requests: list[wnode_pb2.GenerateRequest] = []
+        self.cancelled: list[str] = []
+        self.changed = asyncio.Condition()
+        self.server = Server("127.0.0.1:0", [SERVICE])
+        wnode_pb2_grpc.add_WeightNodeServicer_to_server(self, self.server.grpc_server)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self.server.set_serving(serving=True)
+
+    async def Generate(  # noqa: N802 - gRPC's name
+        self, request: wnode_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        async with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
+        try:
+            async for event in self.script(request):
+                yield event
+        except (asyncio.CancelledError, GeneratorExit):
+            async with self.changed:
+                self.cancelled.append(request.request_id)
+                self.changed.notify_all()
+            raise
+
+    async def GetLoad(self, request: Any, context: Any) -> wnode_pb2.WeightNodeLoad:  # noqa: N802
+        return self.load
+
+    async def GetModel(self, request: Any, context: Any) -> wnode_pb2.ModelCard:  # noqa: N802
+        return self.card
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20), self.changed:
+            await self.changed.wait_for(condition)
+
+
+@asynccontextmanager
+async def weight_node(folder: Path, script: Any) -> AsyncIterator[ScriptedWeightNode]:
+    node = ScriptedWeightNode(folder, script)
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.server.stop(0)
+
+
+@asynccontextmanager
+async def router(folder: Path, nodes: Sequence[ScriptedWeightNode], **settings: Any) -> AsyncIterator[str]:
+    """Run a router in this process; give its base URL once it is listening."""
+    port = free_port()
+    stop = asyncio.Event()
+    full = {
+        "model": str(folder),
+        "served_model_name": ("tiny", "also-tiny"),
+        "weight_nodes": tuple(node.address for node in nodes),
+        "refresh_interval": 0.05,
+        "shutdown_timeout": 5.0,
+    }
+    serving = asyncio.create_task(serve(RouterSettings(**(full | settings), port=port), stop))
+    try:
+        await wait_listening(port, serving)
+        if nodes:
+            await wait_ready(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop.set()
+        await serving
+
+
+async def wait_listening(port: int, serving: asyncio.Task[None] | None = None) -> None:
+    async with asyncio.timeout(30):
+        while serving is None or not serving.done():
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.02)
+    await serving
+
+
+async def wait_ready(port: int) -> None:
+    async with asyncio.timeout(30):
+        while not (await fetch(port, "GET", "/ready")).startswith(b"HTTP/1.1 200"):
+            await asyncio.sleep(0.02)
+
+
+async def fetch(port: int, method: str, path: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def frames(lines: Iterator[str] | Sequence[str]) -> list[Any]:
+    """Return the payloads of server-sent events, ``[DONE]`` as text."""
+    payloads = [line.removeprefix("data: ") for line in lines if line]
+    return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
