@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
 from kernelflume.wnode.sequence import Sequence
-from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
 
 def store(ledger: Ledger, sequence: Sequence, num_rows: int) -> None:

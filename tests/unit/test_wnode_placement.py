@@ -38,7 +38,7 @@ def test_avoided_node_is_taken_only_when_no_other_fits() -> None:
 
 
 def test_joined_node_receives_its_share_of_tails_and_no_more() -> None:
-    tails = {sequence: "a" for sequence in range(8)}
+    tails = dict.fromkeys(range(8), "a")
     moves = rebalance([room("a", 100), room("b", 100), room("c", 100)], tails, joined=frozenset({"b", "c"}))
     assert Counter(move.node_id for move in moves) in ({"b": 3, "c": 2}, {"b": 2, "c": 3})
     assert {move.reason for move in moves} == {PlacementReason.SHARE}

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.wnode_fakes import make_sequence
 
 from kernelflume.wnode.sampler import sample
 from kernelflume.wnode.sequence import Sequence
-from tests.wnode_fakes import make_sequence
 
 NO_EOS: frozenset[int] = frozenset()
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1.0]])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
 from kernelflume.core.errors import LifecycleError
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
-from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
 
 def make_scheduler(

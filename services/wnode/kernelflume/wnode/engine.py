@@ -159,9 +159,8 @@ class Engine:
                 reason = f"{len(holders)} sequences have ranges on {node_name}"
                 self._reporter.send(LinkFailed(node_name, reason))
                 return
-            self._links.remove(node_name)
+            self._links.close(node_name)
             self._warming.pop(node_name, None)
-            link.close()
         self._reporter.send(LinkClosed(node_name))
 
     def _settle(self) -> None:
@@ -310,8 +309,7 @@ class Engine:
         node_id = loss.peer.partition("#")[0]
         link = self._links.of_node(node_id)
         if link is not None:
-            self._links.remove(link.node_name)
-            link.close()
+            self._links.close(link.node_name)
         affected = [s for s in self._scheduler.running if node_id in s.route.node_ids]
         for sequence in reversed(affected):
             self._restart(sequence)

@@ -282,6 +282,10 @@ class Link:
                 return
 
     def close(self) -> None:
-        """Disconnect and give the buffers back."""
+        """Disconnect and deregister the buffers.
+
+        A node that was lost for being slow may still write to them, and deregistering does not stop it: keep
+        this object until that cannot be any more.
+        """
         self.transport.disconnect(self.node_name)
         self.buffers.release(self.transport)

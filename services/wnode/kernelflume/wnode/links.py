@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import HandshakeError, PeerLostError
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 _PROBE_INTERVAL_S = 0.1
 """A peer that is waited for is probed this often: only a send tells that it is gone."""
 
+_QUARANTINE_S = 60.0
+"""How long the memory of a closed link stays: longer than any node goes on with a query that was given up."""
+
 
 class LinkTable:
     """Links by node name, the arrival of notices, and waiting for them."""
@@ -30,6 +34,7 @@ class LinkTable:
         self._clock = clock
         self._exchange_timeout_s = exchange_timeout_s
         self._links: dict[str, Link] = {}
+        self._closed: deque[tuple[float, Link]] = deque()
         self.num_stray_notices = 0
         self.waited_s = 0.0
         """Time spent in ``wait_until`` since the caller last reset it."""
@@ -38,9 +43,15 @@ class LinkTable:
         """Take a link in; its notices are received from now on."""
         self._links[link.node_name] = link
 
-    def remove(self, node_name: str) -> Link | None:
-        """Let a link go."""
-        return self._links.pop(node_name, None)
+    def close(self, node_name: str) -> None:
+        """Close a link, if there is one, and keep its memory until no write can be under way any more."""
+        now = self._clock.now()
+        while self._closed and self._closed[0][0] <= now:
+            self._closed.popleft()
+        link = self._links.pop(node_name, None)
+        if link is not None:
+            link.close()
+            self._closed.append((now + _QUARANTINE_S, link))
 
     def get(self, node_name: str) -> Link | None:
         """Return the link to a node, or None."""

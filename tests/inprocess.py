@@ -1,0 +1,243 @@
+"""A weight node's engine and attention nodes' exchanges in one process, over the in-memory transport.
+
+The model is small and random. Everything else is the product's own: step loop, links, pools, kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernelflume.anode.control import ConnectOrder
+from kernelflume.anode.exchange import Exchange
+from kernelflume.anode.kernels import choose_kernel
+from kernelflume.anode.kvpool import KvPool
+from kernelflume.anode.links import prepare_link
+from kernelflume.checkpoint.config import ModelConfig
+from kernelflume.checkpoint.rope import RopeParameters
+from kernelflume.core.handshake import Handshake
+from kernelflume.core.sampling import SamplingParameters
+from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.tensor.reference import causal_mask, dense_attention
+from kernelflume.transport.doorbell import Doorbell
+from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
+from kernelflume.transport.waiter import Waiter, WaitPolicy
+from kernelflume.wnode.connector import Connector
+from kernelflume.wnode.engine import Engine
+from kernelflume.wnode.inbox import Inbox, LinkConnected, TableBuilt
+from kernelflume.wnode.ledger import AdoptedTable, Ledger
+from kernelflume.wnode.link import Link
+from kernelflume.wnode.links import LinkTable
+from kernelflume.wnode.messages import Cancel, CloseLink, LinkAnswer, LinkOffer, StepOutput, Submit
+from kernelflume.wnode.model.decoder import random_decoder
+from kernelflume.wnode.reporter import Reporter
+from kernelflume.wnode.scheduler import BatchLimits, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    num_layers=3,
+    hidden_size=64,
+    intermediate_size=96,
+    num_query_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=256,
+    rms_norm_eps=1e-5,
+    rope=RopeParameters(),
+    max_position_embeddings=512,
+)
+GEOMETRY = CONFIG.geometry("float32", "float32", "tiny", revision="1")
+PAGE_TOKENS = 4
+
+
+class LocalAttentionNode:
+    """One exchange on a thread of its own."""
+
+    def __init__(self, name: str, network: LoopbackNetwork, *, num_pages: int) -> None:
+        self.name = name
+        self.transport = LoopbackTransport(name, network)
+        self.doorbell = Doorbell()
+        self.pool = KvPool(
+            GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=num_pages * PAGE_TOKENS * GEOMETRY.token_bytes
+        )
+        clock = MonotonicClock()
+        self.exchange = Exchange(
+            transport=self.transport,
+            doorbell=self.doorbell,
+            pool=self.pool,
+            kernel=choose_kernel("torch", num_kv_heads=GEOMETRY.num_kv_heads),
+            clock=clock,
+        )
+        self._waiter = Waiter(self.transport, self.doorbell, clock, WaitPolicy())
+        self._calls: list[Callable[[], None]] = []
+        self._stopping = threading.Event()
+        self._paused = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def num_used_pages(self) -> int:
+        return self.pool.allocator.num_pages - self.pool.allocator.num_free
+
+    def connect(self, offer: LinkOffer) -> LinkAnswer:
+        order = ConnectOrder(
+            weight_node=offer.handshake.node_name,
+            metadata=offer.metadata,
+            num_lanes=offer.num_lanes,
+            max_rows=offer.max_rows,
+            partial_regions=offer.partial_regions,
+            doorbell_address=offer.doorbell_address,
+        )
+        connected = self.exchange.adopt(prepare_link(order, GEOMETRY, self.transport))
+        return LinkAnswer(
+            handshake=Handshake(node_name=self.name, geometry=GEOMETRY, transport=self.transport.kind),
+            metadata=connected.metadata,
+            query_regions=connected.query_regions,
+            append_regions=connected.append_regions,
+            page_tokens=PAGE_TOKENS,
+            num_pages=self.pool.allocator.num_pages,
+            num_free_pages=connected.num_free_pages,
+            doorbell_address=connected.doorbell_address,
+        )
+
+    def pause(self) -> None:
+        """Stop answering, as a frozen process would."""
+        self._paused.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(5)
+        self.doorbell.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self._paused.is_set():
+                self._stopping.wait(0.01)
+                continue
+            notices = self._waiter.wait_notices(0.02, idle=True)
+            if notices:
+                self.exchange.turn(notices)
+
+
+class Recorder:
+    """Stands for the shell's pipe and keeps what the engine said."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.finished: dict[str, Any] = {}
+
+    def send(self, event: Any) -> None:
+        self.events.append(event)
+        if isinstance(event, StepOutput):
+            for output in event.outputs:
+                self.tokens[output.request_id].extend(output.token_ids)
+                if output.finish_reason:
+                    self.finished[output.request_id] = output
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class LocalWeightNode:
+    """An engine that the test turns by hand."""
+
+    def __init__(
+        self,
+        network: LoopbackNetwork,
+        *,
+        name: str = "w#1",
+        max_rows: int = 16,
+        max_num_seqs: int = 8,
+        max_range_tokens: int = 0,
+        exchange_timeout_s: float = 10.0,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        clock = MonotonicClock()
+        self.transport = LoopbackTransport(name, network)
+        self.doorbell = Doorbell()
+        self.links = LinkTable(
+            Waiter(self.transport, self.doorbell, clock, WaitPolicy()),
+            clock,
+            exchange_timeout_s=exchange_timeout_s,
+        )
+        self.ledger = Ledger(self.links, max_range_tokens)
+        self.scheduler = Scheduler(
+            BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_rows, max_model_len=512),
+            self.ledger,
+        )
+        self.recorder = Recorder()
+        self.inbox = Inbox()
+        self.connector = Connector(self.transport, self.doorbell, GEOMETRY, max_rows=max_rows)
+        self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
+        self.engine = Engine(
+            decoder=self.decoder,
+            scheduler=self.scheduler,
+            ledger=self.ledger,
+            links=self.links,
+            inbox=self.inbox,
+            reporter=Reporter(self.recorder, clock),  # type: ignore[arg-type]
+            clock=clock,
+            eos_token_ids=eos_token_ids,
+            max_model_len=512,
+            seed=0,
+        )
+        self._epoch = 0
+
+    def attach(self, node: LocalAttentionNode) -> None:
+        """Make and warm a link."""
+        offer = self.connector.open(node.name)
+        assert isinstance(offer, LinkOffer)
+        link = self.connector.complete(node.name, node.connect(offer))
+        assert isinstance(link, Link), link
+        self.inbox.put(LinkConnected(link))
+        self.turn_until(lambda: link.is_warm)
+
+    def adopt(self, *active: str, draining: tuple[str, ...] = ()) -> None:
+        self._epoch += 1
+        table = AdoptedTable(self._epoch, active, frozenset((*active, *draining)))
+        self.inbox.put(TableBuilt(table))
+
+    def submit(self, request_id: str, prompt: list[int], **sampling: Any) -> None:
+        parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
+        self.inbox.put(Submit(request_id, prompt, parameters))
+
+    def cancel(self, request_id: str) -> None:
+        self.inbox.put(Cancel(request_id))
+
+    def close_link(self, name: str) -> None:
+        self.inbox.put(CloseLink(name))
+
+    def turn_until(self, condition: Callable[[], bool], *, max_turns: int = 3000) -> None:
+        for _ in range(max_turns):
+            if condition():
+                return
+            self.engine.turn()
+        raise AssertionError("the condition never held")
+
+    def run_all(self, *request_ids: str) -> list[list[int]]:
+        self.turn_until(lambda: all(name in self.recorder.finished for name in request_ids))
+        return [self.recorder.tokens[name] for name in request_ids]
+
+    def reference(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """Generate greedily with dense float64 attention over all tokens, one forward a token."""
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            state = self.decoder.begin(torch.tensor(tokens), torch.arange(len(tokens)))
+            mask = causal_mask(len(tokens), len(tokens))
+            for layer in range(CONFIG.num_layers):
+                query = self.decoder.project_query(layer, state)
+                key, value = self.decoder.project_kv(layer, state)
+                out = dense_attention(query, key, value, mask=mask).out.float()
+                self.decoder.finish_layer(layer, state, out.reshape(len(tokens), -1))
+            tokens.append(int(self.decoder.logits(state, torch.tensor([len(tokens) - 1])).argmax()))
+        return tokens[len(prompt) :]
+
+    def close(self) -> None:
+        self.doorbell.close()
