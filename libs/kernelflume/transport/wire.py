@@ -146,7 +146,8 @@ class Appended:
     counter: int
     num_free_pages: int
     failed: tuple[int, ...] = ()
-    """Sequences for which no page was free: they lost these tokens and must be recomputed."""
+    """Sequences of which nothing is held any more, as no page was free: they must be recomputed, under new
+    ids. Those that a FREE ended meanwhile are named too."""
 
     def encode(self) -> bytes:
         """Return the notice."""
@@ -165,7 +166,11 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """These sequences ended; the answer is FREED."""
+    """These sequences ended; the answer is FREED.
+
+    A weight node uses a sequence id once: what an append under way when this is sent still brings of it is
+    dropped.
+    """
 
     sequences: Sequence[int]
 

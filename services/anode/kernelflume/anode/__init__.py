@@ -1,0 +1,1 @@
+"""The attention node: holds keys and values by token ranges, attends to them, and has no weights."""

@@ -1,0 +1,141 @@
+"""What the shell and the worker of an attention node tell each other, over a pipe between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernelflume.core.errors import KernelFlumeError
+    from kernelflume.core.geometry import KvGeometry
+    from kernelflume.transport.base import MemoryRegion
+    from kernelflume.transport.waiter import WaitPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """First message to a worker: all it needs to start."""
+
+    node_name: str
+    geometry: KvGeometry
+    memory_bytes: int
+    page_tokens: int
+    num_threads: int
+    kernel: str
+    transport_error_handling: str
+    doorbell_host: str
+    wait: WaitPolicy
+    log_level: str
+    shell_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """First message of a worker: memory is faulted in and the self-test passed."""
+
+    transport: str
+    """Kind and version of the transport, for the handshake."""
+    num_pages: int
+    num_threads: int
+    pool_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """First message of a worker that cannot start."""
+
+    error: KernelFlumeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectOrder:
+    """Link a weight node, replacing an earlier link of the same node."""
+
+    weight_node: str
+    metadata: bytes
+    num_lanes: int
+    max_rows: int
+    partial_regions: tuple[MemoryRegion, ...]
+    doorbell_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """Answer to ``ConnectOrder``: where the weight node may write."""
+
+    metadata: bytes
+    query_regions: tuple[MemoryRegion, ...]
+    append_regions: tuple[MemoryRegion, ...]
+    doorbell_address: str
+    num_free_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectOrder:
+    """Drop the links of these weight nodes and free their sequences; unknown ones are skipped."""
+
+    weight_nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """Answer to ``DisconnectOrder``."""
+
+    num_sequences_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsOrder:
+    """Ask for ``WorkerStatistics``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStatistics:
+    """What one weight node holds here."""
+
+    weight_node: str
+    num_sequences: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatistics:
+    """Exact figures of the worker at one moment."""
+
+    num_pages: int
+    num_free_pages: int
+    num_tokens: int
+    pool_bytes: int
+    buffer_bytes: int
+    """Lanes and scratch, those of dropped links included until they are given back."""
+    queries_served: int
+    tokens_appended: int
+    notices_rejected: int
+    links_lost: int
+    links: tuple[LinkStatistics, ...]
+
+
+Order = ConnectOrder | DisconnectOrder | StatisticsOrder
+Result = Connected | Disconnected | WorkerStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Shell to worker."""
+
+    call_id: int
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Worker to shell: the result of one call, or why there is none."""
+
+    call_id: int
+    result: Result | KernelFlumeError
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Shell to worker: disconnect everyone and end."""

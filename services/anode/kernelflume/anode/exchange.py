@@ -1,0 +1,330 @@
+"""What the step loop does with notices: file appends, answer queries, free sequences, for every link at once.
+
+A query that can be computed goes before a waiting append; a free is carried out at once, and an append that
+comes after it stores nothing. One link's fault ends that link alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernelflume.anode.control import Connected, WorkerStatistics
+from kernelflume.anode.kernels import Share
+from kernelflume.anode.lane import NUM_STAGING
+from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError, LifecycleError, PeerLostError
+from kernelflume.runtime.clock import Deadline
+from kernelflume.tensor.partials import Partial
+from kernelflume.transport import wire
+from kernelflume.transport.lanes import NUM_APPEND_SLOTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kernelflume.anode.kernels import AttentionKernel, StepAttention
+    from kernelflume.anode.kvpool import KvPool
+    from kernelflume.anode.lane import LaneBuffers
+    from kernelflume.anode.links import Link
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.transport.base import Notice, Transport
+    from kernelflume.transport.doorbell import Doorbell
+
+logger = logging.getLogger(__name__)
+
+POST_DEADLINE_S = 5.0
+"""A write that is not done by then means that the peer stopped polling."""
+_FLUSH_S = 2e-3
+"""Progress given to a write at once; without it the peer's notice would wait for the next turn."""
+_QUARANTINE_S = 60.0
+"""How long the memory of a dropped link stays: its weight node may not know yet, and goes on writing there
+(deregistering does not stop a write under way). Longer than any weight node's step deadline."""
+
+
+class Exchange:
+    """All links of one attention node. Owned by the thread that owns the transport."""
+
+    def __init__(
+        self, *, transport: Transport, doorbell: Doorbell, pool: KvPool, kernel: AttentionKernel, clock: Clock
+    ) -> None:
+        self._transport = transport
+        self._doorbell = doorbell
+        self._pool = pool
+        self._kernel = kernel
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._inbox: deque[Notice] = deque()
+        self._quarantine: deque[tuple[float, list[LaneBuffers]]] = deque()
+        self._queries_served = 0
+        self._tokens_appended = 0
+        self._notices_rejected = 0
+        self._links_lost = 0
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Names of the weight nodes that are linked."""
+        return tuple(self._links)
+
+    def adopt(self, link: Link) -> Connected:
+        """Take a prepared link into service."""
+        self._links[link.weight_node] = link
+        logger.info("linked %s: %d lanes of %d rows", link.weight_node, len(link.lanes), link.layout.max_rows)
+        return Connected(
+            metadata=self._transport.metadata(),
+            query_regions=tuple(buffers.query_region for buffers in link.buffers),
+            append_regions=tuple(buffers.append_region for buffers in link.buffers),
+            doorbell_address=self._doorbell.address,
+            num_free_pages=self._pool.allocator.num_free,
+        )
+
+    def replace(self, weight_node: str) -> None:
+        """Drop what another start of this weight node, or the same one, had here."""
+        node_id = weight_node.partition("#")[0]
+        for name in [link.weight_node for link in self._links.values() if link.node_id == node_id]:
+            self.drop(name, f"replaced by {weight_node}")
+
+    def drop(self, weight_node: str, reason: str) -> int:
+        """Forget a weight node and free its sequences; return how many those were."""
+        link = self._links.pop(weight_node, None)
+        if link is None:
+            return 0
+        num_sequences = len(link.sequences)
+        for sequence_id in list(link.sequences):
+            link.end(sequence_id, self._pool)
+        self._transport.disconnect(weight_node)
+        for buffers in link.buffers:
+            buffers.deregister(self._transport)
+        self._quarantine.append((self._clock.now() + _QUARANTINE_S, link.buffers))
+        logger.info("dropped %s and %d sequences: %s", weight_node, num_sequences, reason)
+        return num_sequences
+
+    def turn(self, notices: Iterable[Notice]) -> None:
+        """File notices, then work until nothing is left to do."""
+        self._inbox.extend(notices)
+        while self._inbox or self._work():
+            while self._inbox:
+                self._file(self._inbox.popleft())
+            self._inbox.extend(self._transport.poll())
+        while self._quarantine and self._quarantine[0][0] <= self._clock.now():
+            self._quarantine.popleft()
+
+    def statistics(self) -> WorkerStatistics:
+        """Return exact figures."""
+        links = [link.statistics() for link in self._links.values()]
+        quarantined = sum(buffers.num_bytes for _, lanes in self._quarantine for buffers in lanes)
+        return WorkerStatistics(
+            num_pages=self._pool.allocator.num_pages,
+            num_free_pages=self._pool.allocator.num_free,
+            num_tokens=self._pool.num_tokens,
+            pool_bytes=self._pool.num_bytes,
+            buffer_bytes=sum(link.buffer_bytes for link in self._links.values()) + quarantined,
+            queries_served=self._queries_served,
+            tokens_appended=self._tokens_appended,
+            notices_rejected=self._notices_rejected,
+            links_lost=self._links_lost,
+            links=tuple(links),
+        )
+
+    def _file(self, notice: Notice) -> None:
+        link = self._links.get(notice.peer)
+        if link is None:
+            self._reject(notice.peer, "not linked")
+            return
+        self._guarded(link, lambda: self._file_of(link, wire.decode(notice.payload)))
+
+    def _file_of(self, link: Link, notice: wire.WireNotice) -> None:
+        match notice:
+            case wire.Query():
+                self._file_query(link, notice)
+            case wire.Append():
+                self._file_append(link, notice)
+            case wire.Free():
+                self._free(link, notice)
+            case wire.Warm(answer=False):
+                self._answer_warm(link)
+            case _:
+                raise HandshakeError(f"{type(notice).__name__} is no notice for an attention node")
+
+    def _file_query(self, link: Link, query: wire.Query) -> None:
+        _check(query.lane < len(link.lanes), f"lane {query.lane}")
+        _check(query.layer < link.layout.geometry.num_layers, f"layer {query.layer}")
+        _check(0 < query.num_rows <= link.layout.max_rows, f"{query.num_rows} rows")
+        if query.plan is not None:
+            rows = query.plan["num_rows"]
+            _check(_counts(rows, query.num_rows), "a plan of other rows")
+        lane = link.lanes[query.lane]
+        waiting = lane.query
+        if query.step < lane.step or (waiting is not None and query.step < waiting.step):
+            self._reject(link.weight_node, f"query of step {query.step} is stale")
+            return
+        # A weight node gives a step up before it starts the next: the older query is of no use any more.
+        lane.query = query
+
+    def _file_append(self, link: Link, append: wire.Append) -> None:
+        _check(append.lane < len(link.lanes), f"lane {append.lane}")
+        _check(append.slot < NUM_APPEND_SLOTS, f"slot {append.slot}")
+        _check(0 < append.num_rows <= link.layout.max_rows, f"{append.num_rows} rows")
+        rows = append.entries["num_rows"]
+        _check(_counts(rows, append.num_rows), "entries of other rows")
+        lane = link.lanes[append.lane]
+        ahead = append.counter - lane.appends_filed
+        _check(
+            0 < ahead <= NUM_APPEND_SLOTS and append.counter not in lane.appends, f"append {append.counter}"
+        )
+        lane.appends[append.counter] = append
+
+    def _work(self) -> bool:
+        """Do one piece, so that a query that comes meanwhile goes first; False when there is none."""
+        lanes = [(link, index) for link in self._links.values() for index in range(len(link.lanes))]
+        for link, index in lanes:
+            query = link.lanes[index].take_ready_query()
+            if query is not None:
+                self._guarded(link, functools.partial(self._answer_query, link, index, query))
+                return True
+        for link, index in lanes:
+            append = link.lanes[index].take_ready_append()
+            if append is not None:
+                self._guarded(link, functools.partial(self._store_append, link, index, append))
+                return True
+        return False
+
+    def _answer_query(self, link: Link, index: int, query: wire.Query) -> None:
+        lane, buffers = link.lanes[index], link.buffers[index]
+        if query.plan is not None:
+            lane.step, lane.num_rows = query.step, query.num_rows
+            lane.attention = self._plan(link, index, query.step, query.plan)
+        if query.step != lane.step or lane.attention is None or query.num_rows != lane.num_rows:
+            self._notify(link, self._partial(query, wire.RowStatus.MISMATCH))
+            return
+        bucket = link.layout.bucket_index(query.num_rows)
+        self._await_staging(link, index)
+        into = buffers.partial(lane.staging, bucket)
+        lane.attention.run(query.layer, Partial(into.out[: query.num_rows], into.lse[: query.num_rows]))
+        self._queries_served += 1
+        self._post(link, index, bucket, self._partial(query, wire.RowStatus.OK))
+
+    def _plan(self, link: Link, index: int, step: int, plan: np.ndarray) -> StepAttention | None:
+        """Prepare a step; None when other tokens are held than the weight node thinks."""
+        shares = []
+        for sequence_id, num_rows, num_held in plan.tolist():
+            sequence = link.sequences.get(sequence_id)
+            num_tokens = sequence.num_tokens if sequence is not None else 0
+            if num_tokens != num_held:
+                logger.warning(
+                    "%s plans %d tokens of sequence %d in step %d; %d are held",
+                    link.weight_node, num_held, sequence_id, step, num_tokens,
+                )  # fmt: skip
+                return None
+            extents = sequence.extents if sequence is not None else ()
+            shares.append(Share(num_rows, tuple(self._pool.view(extent) for extent in extents)))
+        num_rows = sum(share.num_rows for share in shares)
+        return self._kernel.plan(link.buffers[index].queries[:num_rows], shares)
+
+    def _store_append(self, link: Link, index: int, append: wire.Append) -> None:
+        rows = link.buffers[index].append_rows(append.slot, append.num_rows)
+        failed: dict[int, None] = {}
+        taken: list[tuple[int, np.ndarray, np.ndarray]] = []
+        row = 0
+        for sequence_id, num_rows, start in append.entries.tolist():
+            if link.has_ended(sequence_id):
+                failed[sequence_id] = None
+            else:
+                try:
+                    slots = self._pool.append(link.held(sequence_id), start, num_rows)
+                    taken.append((sequence_id, slots, np.arange(row, row + num_rows)))
+                except (KvPoolExhaustedError, LifecycleError) as error:
+                    logger.warning("dropped sequence %d of %s: %s", sequence_id, link.weight_node, error)
+                    link.end(sequence_id, self._pool)
+                    failed[sequence_id] = None
+            row += num_rows
+        # A sequence may fail after an earlier entry of its own was taken, and those slots be another's now.
+        kept = [(slots, rows_of) for sequence_id, slots, rows_of in taken if sequence_id not in failed]
+        if kept:
+            slots = np.concatenate([slots for slots, _ in kept])
+            if len(slots) < append.num_rows:
+                rows = rows[:, np.concatenate([rows_of for _, rows_of in kept])]
+            self._pool.store(slots, rows)
+            self._tokens_appended += len(slots)
+        answer = wire.Appended(
+            append.lane, append.slot, append.counter, self._pool.allocator.num_free, tuple(failed)
+        )
+        self._notify(link, answer)
+
+    def _free(self, link: Link, notice: wire.Free) -> None:
+        for sequence_id in notice.sequences:
+            link.end(sequence_id, self._pool)
+        self._notify(link, wire.Freed(self._pool.allocator.num_free))
+
+    def _answer_warm(self, link: Link) -> None:
+        self._await_staging(link, 0)
+        answer = wire.Warm(answer=True, num_free_pages=self._pool.allocator.num_free)
+        self._post(link, 0, len(link.buckets) - 1, answer)
+
+    def _partial(self, query: wire.Query, status: wire.RowStatus) -> wire.Partial:
+        return wire.Partial(
+            query.lane, query.layer, query.step, status, query.num_rows, self._pool.allocator.num_free
+        )
+
+    def _post(self, link: Link, index: int, bucket: int, notice: wire.WireNotice) -> None:
+        lane = link.lanes[index]
+        write = lane.staging * len(link.buckets) + bucket
+        self._transport.post(link.plans[index], write, notice.encode())
+        self._ring(link)
+        lane.posted[lane.staging] = write
+        lane.staging = (lane.staging + 1) % NUM_STAGING
+        self._await_write(link, index, write, _FLUSH_S)
+
+    def _notify(self, link: Link, notice: wire.WireNotice) -> None:
+        self._transport.notify(link.weight_node, notice.encode())
+        self._ring(link)
+
+    def _ring(self, link: Link) -> None:
+        if link.doorbell is not None:
+            self._doorbell.ring(link.doorbell)
+
+    def _await_staging(self, link: Link, index: int) -> None:
+        lane = link.lanes[index]
+        if not self._await_write(link, index, lane.posted[lane.staging], POST_DEADLINE_S):
+            raise PeerLostError(link.weight_node, f"a partial was not taken within {POST_DEADLINE_S:g} s")
+
+    def _await_write(self, link: Link, index: int, write: int, timeout_s: float) -> bool:
+        """Make progress until a write is done; False at the time-out."""
+        deadline = Deadline(self._clock, timeout_s)
+        while not self._transport.is_done(link.plans[index], write):
+            if deadline.expired:
+                return False
+            self._inbox.extend(self._transport.poll())
+            os.sched_yield()
+        return True
+
+    def _guarded(self, link: Link, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except PeerLostError as error:
+            self._links_lost += 1
+            self.drop(link.weight_node, error.reason)
+        except HandshakeError as error:
+            self._reject(link.weight_node, str(error))
+            self.drop(link.weight_node, "it broke the protocol")
+        except Exception:
+            logger.exception("unexpected error in the link of %s", link.weight_node)
+            self._links_lost += 1
+            self.drop(link.weight_node, "an unexpected error")
+
+    def _reject(self, peer: str, why: str) -> None:
+        self._notices_rejected += 1
+        logger.warning("rejected a notice of %s: %s", peer, why)
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise HandshakeError(f"a notice names {what}, which the link does not have")
+
+
+def _counts(rows: np.ndarray, num_rows: int) -> bool:
+    """Tell whether every sequence has a row, and all have ``num_rows`` together."""
+    return bool(rows.all()) and int(rows.sum()) == num_rows

@@ -1,0 +1,127 @@
+"""Local attention: rows over the tokens held of their sequences. The only module that picks a kernel.
+
+Planned once a step, run once a layer. Every token held is older than every row, so no mask is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.tensor.partials import Partial, merge_into
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KERNEL_NAMES = ("auto", "torch", "flashinfer")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Consecutive rows of one sequence, and the keys and values that they attend to."""
+
+    num_rows: int
+    extents: tuple[tuple[torch.Tensor, ...], ...]
+    """For each extent a view a layer and kind: the key of layer l at 2 l, the value at 2 l + 1, each
+    [1, num_kv_heads, num_tokens, head_dim]."""
+
+
+class StepAttention(Protocol):
+    """The attention of one step's rows."""
+
+    def run(self, layer: int, into: Partial) -> None:
+        """Attend the queries of one layer, and write the partial of every row into ``into``.
+
+        Rows of a sequence of which no token is held become 0 and -inf.
+        """
+        ...
+
+
+class AttentionKernel(Protocol):
+    """A way to compute attention on this node."""
+
+    def plan(self, queries: torch.Tensor, shares: Sequence[Share]) -> StepAttention:
+        """Prepare all layers of a step.
+
+        Args:
+            queries: [num_rows, num_query_heads, head_dim]; read again at every ``run``.
+            shares: whose rows those are, in order; together they have ``num_rows`` rows.
+        """
+        ...
+
+
+def choose_kernel(name: str, *, num_kv_heads: int) -> AttentionKernel:
+    """Return the kernel that a setting names, for models with so many KV heads.
+
+    Raises:
+        ConfigurationError: the kernel cannot run here.
+    """
+    if name not in KERNEL_NAMES:
+        raise ConfigurationError(f"kernel: {name!r} is not one of {', '.join(KERNEL_NAMES)}")
+    if name == "flashinfer":
+        if find_spec("flashinfer") is None:
+            raise ConfigurationError("kernel: flashinfer needs `pip install 'kernelflume[gpu]'`")
+        raise ConfigurationError("kernel: flashinfer attends in GPU memory; this node's pool is host memory")
+    return TorchKernel(num_kv_heads)
+
+
+class TorchKernel:
+    """torch's fused CPU attention, one call a sequence and extent."""
+
+    def __init__(self, num_kv_heads: int) -> None:
+        self._num_kv_heads = num_kv_heads
+
+    def plan(self, queries: torch.Tensor, shares: Sequence[Share]) -> TorchStep:
+        """Prepare a step; see ``AttentionKernel.plan``."""
+        return TorchStep(queries, shares, self._num_kv_heads)
+
+
+class TorchStep:
+    """A planned step; see ``StepAttention``.
+
+    Grouped query heads are rows of their KV head: [num_rows, num_kv_heads * group, head_dim] is attended as
+    [1, num_kv_heads, num_rows * group, head_dim].
+    """
+
+    def __init__(self, queries: torch.Tensor, shares: Sequence[Share], num_kv_heads: int) -> None:
+        num_rows, num_query_heads, head_dim = queries.shape
+        self._heads_shape = (num_rows, num_kv_heads, num_query_heads // num_kv_heads)
+        heads = queries.view(*self._heads_shape, head_dim)
+        split = heads.split_with_sizes([share.num_rows for share in shares])
+        self._shares = [(rows.transpose(0, 1), share) for rows, share in zip(split, shares, strict=True)]
+
+    def run(self, layer: int, into: Partial) -> None:
+        """Attend one layer's queries."""
+        outs: list[torch.Tensor] = []
+        lses: list[torch.Tensor] = []
+        for rows, share in self._shares:
+            out, lse = self._attend(rows, share, layer)
+            outs.append(out.to(into.out.dtype))
+            lses.append(lse)
+        torch.cat(outs, out=into.out.view(*self._heads_shape, -1))
+        torch.cat(lses, out=into.lse.view(self._heads_shape))
+
+    def _attend(self, rows: torch.Tensor, share: Share, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return [num_rows, num_kv_heads, group, head_dim] and [num_rows, num_kv_heads, group]."""
+        num_kv_heads, num_rows, group, head_dim = rows.shape
+        if not share.extents:
+            shape = (num_rows, num_kv_heads, group)
+            return rows.new_zeros(*shape, head_dim), torch.full(shape, -torch.inf)
+        first, *others = share.extents
+        heads = rows.reshape(1, num_kv_heads, num_rows * group, head_dim).to(first[0].dtype)
+        out, lse = _FLASH(heads, first[2 * layer], first[2 * layer + 1])
+        for extent in others:
+            merge_into(out, lse, *_FLASH(heads, extent[2 * layer], extent[2 * layer + 1]))
+        if num_rows == 1:
+            return out, lse
+        return (
+            out.view(num_kv_heads, num_rows, group, head_dim).transpose(0, 1),
+            lse.view(num_kv_heads, num_rows, group).transpose(0, 1),
+        )
+
+
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - no public form returns the lse

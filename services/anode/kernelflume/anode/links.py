@@ -1,0 +1,128 @@
+"""The link to one weight node: lanes, prepared writes, and the sequences it owns here."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+
+from kernelflume.anode.control import LinkStatistics
+from kernelflume.anode.kvpool import HeldSequence
+from kernelflume.anode.lane import LaneBuffers, LaneProgress, num_lane_bytes
+from kernelflume.core.errors import HandshakeError, PeerLostError, UnavailableError
+from kernelflume.transport.doorbell import parse_address
+from kernelflume.transport.lanes import LaneLayout
+from kernelflume.transport.wire import MAX_FREE
+
+if TYPE_CHECKING:
+    from kernelflume.anode.control import ConnectOrder
+    from kernelflume.anode.kvpool import KvPool
+    from kernelflume.core.geometry import KvGeometry
+    from kernelflume.transport.base import Transport, WritePlan
+
+MAX_ENDED = 4 * MAX_FREE
+"""Ended sequences that a link remembers: far more than can end while one append is under way."""
+
+
+class Link:
+    """One weight node. Made by ``prepare_link``, owned by the exchange from then on."""
+
+    def __init__(
+        self,
+        weight_node: str,
+        layout: LaneLayout,
+        buffers: list[LaneBuffers],
+        plans: list[WritePlan],
+        doorbell: tuple[str, int] | None,
+    ) -> None:
+        self.weight_node = weight_node
+        self.layout = layout
+        self.buckets = layout.buckets
+        self.buffers = buffers
+        self.plans = plans
+        """Writes of partials, one plan a lane."""
+        self.doorbell = doorbell
+        self.lanes = [LaneProgress() for _ in buffers]
+        self.sequences: dict[int, HeldSequence] = {}
+        self._ended: dict[int, None] = {}
+        """The sequences that ended last: freed, or dropped for want of a page."""
+
+    @property
+    def node_id(self) -> str:
+        """The weight node's id, without its incarnation."""
+        return self.weight_node.partition("#")[0]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of all lanes."""
+        return sum(buffers.num_bytes for buffers in self.buffers)
+
+    def held(self, sequence_id: int) -> HeldSequence:
+        """Return what is held of a sequence, a new and empty holding at first."""
+        return self.sequences.setdefault(sequence_id, HeldSequence())
+
+    def has_ended(self, sequence_id: int) -> bool:
+        """Tell whether a sequence was ended, so that an append that comes late must not bring it back."""
+        return sequence_id in self._ended
+
+    def end(self, sequence_id: int, pool: KvPool) -> None:
+        """Give a sequence's pages back, if it has any; its id is not used again."""
+        sequence = self.sequences.pop(sequence_id, None)
+        if sequence is not None:
+            pool.release(sequence)
+        self._ended[sequence_id] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def statistics(self) -> LinkStatistics:
+        """Return what the weight node holds here."""
+        return LinkStatistics(
+            weight_node=self.weight_node,
+            num_sequences=len(self.sequences),
+            num_tokens=sum(sequence.num_tokens for sequence in self.sequences.values()),
+        )
+
+
+def prepare_link(order: ConnectOrder, geometry: KvGeometry, transport: Transport) -> Link:
+    """Allocate and register lanes, connect, and prepare every write. May run beside the step loop.
+
+    Raises:
+        UnavailableError: the lanes do not fit the machine's memory, or the peer vanished meanwhile.
+        HandshakeError: the peer's metadata or doorbell address is unusable.
+    """
+    layout = LaneLayout(geometry, order.max_rows)
+    needed = order.num_lanes * num_lane_bytes(layout)
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise UnavailableError(
+            f"{order.num_lanes} lanes of {order.max_rows} rows take {needed} bytes; {available} are available"
+        )
+    bell = _resolve(order.doorbell_address)
+    buffers = [LaneBuffers(layout, transport) for _ in range(order.num_lanes)]
+    try:
+        transport.connect(order.weight_node, order.metadata)
+        plans = [
+            transport.plan_writes(order.weight_node, lane.partial_writes(remote))
+            for lane, remote in zip(buffers, order.partial_regions, strict=True)
+        ]
+    except Exception as error:
+        transport.disconnect(order.weight_node)
+        for lane in buffers:
+            lane.deregister(transport)
+        if isinstance(error, PeerLostError):
+            raise UnavailableError(str(error)) from error
+        raise
+    return Link(order.weight_node, layout, buffers, plans, bell)
+
+
+def _resolve(address: str) -> tuple[str, int] | None:
+    """Look a doorbell's host up once; a ring must not."""
+    if not address:
+        return None
+    try:
+        host, port = parse_address(address)
+        target = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+    except (OSError, ValueError) as error:
+        raise HandshakeError(f"doorbell address {address!r} cannot be used: {error}") from error
+    return str(target[0]), int(target[1])

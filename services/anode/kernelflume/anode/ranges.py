@@ -1,0 +1,45 @@
+"""Which token positions of a sequence are held here: another node may hold those in between."""
+
+from __future__ import annotations
+
+from kernelflume.core.errors import LifecycleError
+from kernelflume.core.ranges import TokenRange
+
+
+class HeldRanges:
+    """Ascending token ranges of one sequence on this node. Owned by its ``HeldSequence``."""
+
+    def __init__(self) -> None:
+        self._ranges: list[TokenRange] = []
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions held."""
+        return self._num_tokens
+
+    @property
+    def end(self) -> int:
+        """Position behind the last one held; 0 when none is."""
+        return self._ranges[-1].end if self._ranges else 0
+
+    @property
+    def ranges(self) -> tuple[TokenRange, ...]:
+        """The ranges, ascending; two of them never touch."""
+        return tuple(self._ranges)
+
+    def append(self, start: int, num_tokens: int) -> None:
+        """Add positions [start, start + num_tokens); they may leave a gap, never go back.
+
+        Raises:
+            LifecycleError: a position is held already or lies before one that is; nothing was changed.
+        """
+        if num_tokens < 1 or start < self.end:
+            raise LifecycleError(
+                f"positions [{start}, {start + num_tokens}) cannot follow those up to {self.end}"
+            )
+        if self._ranges and start == self.end:
+            self._ranges[-1] = TokenRange(self._ranges[-1].start, start + num_tokens)
+        else:
+            self._ranges.append(TokenRange(start, start + num_tokens))
+        self._num_tokens += num_tokens

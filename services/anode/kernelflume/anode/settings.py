@@ -1,0 +1,104 @@
+"""Settings of an attention node."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_settings import SettingsConfigDict
+
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import KvGeometry
+from kernelflume.runtime.settings import ByteSize, ServiceSettings
+from kernelflume.transport.waiter import WaitPolicy
+
+_WAIT = WaitPolicy()
+
+
+def _as_json(value: Any) -> Any:
+    """Let a YAML file write the geometry as a mapping."""
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _check_geometry(text: str) -> str:
+    try:
+        parse_geometry(text)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def parse_geometry(text: str) -> KvGeometry:
+    """Read a geometry from JSON.
+
+    Raises:
+        ConfigurationError: it is no JSON object with a geometry's fields.
+    """
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"geometry is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigurationError("geometry must be a JSON object")
+    return KvGeometry.from_dict(fields)
+
+
+class WaitSettings(BaseModel):
+    """How the step loop waits for notices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    spin_s: float = Field(default=_WAIT.spin_s, ge=0)
+    """Seconds of polling before sleeping on the doorbell; raise it where the loop has a core of its own."""
+    nap_s: float = Field(default=_WAIT.nap_s, gt=0)
+    """Longest sleep in seconds inside an exchange: what a lost ring costs."""
+    idle_nap_s: float = Field(default=_WAIT.idle_nap_s, gt=0)
+    """Longest sleep in seconds between exchanges; shorter ones wake an idle node more often."""
+
+
+class AttentionNodeSettings(ServiceSettings):
+    """An attention node: holds keys and values by token ranges and attends to them. It has no weights."""
+
+    model_config = SettingsConfigDict(env_prefix="KERNELFLUME_ANODE_")
+
+    node_id: str = Field(default="a-1", pattern="^[A-Za-z0-9_.-]+$")
+    """Name of this attention node, unique in the cluster."""
+    address: str = Field(default="127.0.0.1:0", pattern=r"^.+:\d+$")
+    """host:port of the gRPC control service; port 0 picks a free one."""
+    advertise_host: str = ""
+    """Host that others reach this node at, where it is not the one it listens on."""
+    memory: ByteSize = 512 * 1024**2
+    """Size of the KV pool. Lanes and scratch come on top, a few dozen MiB for each weight node."""
+    geometry: Annotated[str, BeforeValidator(_as_json), AfterValidator(_check_geometry)]
+    """Shape of the model's keys and values as a JSON object: model_id, model_revision, num_layers,
+    num_query_heads, num_kv_heads, head_dim, dtype, kv_dtype."""
+    page_tokens: int = Field(default=64, ge=1, le=65536)
+    """Tokens a page: smaller ones waste less of a sequence's last page, larger ones scatter it less."""
+    threads: int = Field(default=0, ge=0)
+    """Threads of the attention kernel; 0 takes half of the cores, as a weight node usually runs beside."""
+    kernel: str = Field(default="auto", pattern="^(auto|torch|flashinfer)$")
+    """Attention kernel; auto takes the best that runs here."""
+    transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
+    """`peer` notices a dead weight node at the next post; `none` is faster on one host, and a dead node is
+    noticed when its lease runs out. All nodes of a cluster need the same."""
+    lease_ttl_s: float = Field(default=6.0, gt=0)
+    """The node counts as dead this many seconds after its last sign of life; it renews thrice as often."""
+    link_grace_s: float = Field(default=15.0, gt=0)
+    """A weight node without a lease for this many seconds loses its sequences here."""
+    doorbell_host: str = "127.0.0.1"
+    """Interface on which weight nodes ring."""
+    wait: WaitSettings = WaitSettings()
+    """How the step loop waits for notices."""
+
+    @property
+    def kv_geometry(self) -> KvGeometry:
+        """The geometry as a value."""
+        return parse_geometry(self.geometry)
+
+    @property
+    def wait_policy(self) -> WaitPolicy:
+        """The wait settings as a value."""
+        return WaitPolicy(
+            spin_s=self.wait.spin_s, nap_s=self.wait.nap_s, idle_nap_s=self.wait.idle_nap_s
+        )  # fmt: skip

@@ -1,0 +1,200 @@
+"""The worker process of an attention node: pool, transport and step loop. Torch lives here alone.
+
+Started by the shell as ``python -m kernelflume.anode.worker FD``, where FD is its end of the control pipe.
+The main thread runs the loop; a second one prepares links, so that no query waits for a connect.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernelflume.anode.control import (
+    Answer,
+    Call,
+    ConnectOrder,
+    Disconnected,
+    DisconnectOrder,
+    Failed,
+    Ready,
+    Stop,
+    WorkerConfig,
+)
+from kernelflume.anode.exchange import Exchange
+from kernelflume.anode.kernels import choose_kernel
+from kernelflume.anode.kvpool import KvPool
+from kernelflume.anode.links import prepare_link
+from kernelflume.anode.selftest import check_kernel
+from kernelflume.core.errors import KernelFlumeError, UnavailableError
+from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.logging import configure
+from kernelflume.runtime.tether import tether_to_parent
+from kernelflume.transport.doorbell import Doorbell, parse_address
+from kernelflume.transport.nixl import NixlTransport
+from kernelflume.transport.waiter import Waiter
+
+if TYPE_CHECKING:
+    from kernelflume.anode.control import Order, Result
+    from kernelflume.anode.kernels import AttentionKernel
+    from kernelflume.anode.links import Link
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.transport.base import Transport
+
+logger = logging.getLogger(__name__)
+
+ACTIVE_S = 10e-3
+"""How long after the last notice the loop still waits as inside an exchange: longer than one layer on the
+weight node, shorter than anybody would call busy."""
+_POLL_S = 1.0
+"""Longest single wait; anything that matters ends it earlier."""
+
+
+class Worker:
+    """The step loop, and the control calls it serves between two turns."""
+
+    def __init__(
+        self,
+        *,
+        control: Connection,
+        exchange: Exchange,
+        transport: Transport,
+        doorbell: Doorbell,
+        waiter: Waiter,
+        pool: KvPool,
+        clock: Clock,
+    ) -> None:
+        self._control = control
+        self._exchange = exchange
+        self._transport = transport
+        self._doorbell = doorbell
+        self._waiter = waiter
+        self._pool = pool
+        self._clock = clock
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-link")
+        self._preparing: dict[int, Future[Link]] = {}
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until told to stop, or until the shell is gone."""
+        self._doorbell.watch(self._control.fileno())
+        active_until = 0.0
+        while not self._stopping:
+            idle = self._clock.now() >= active_until
+            notices = self._waiter.wait_notices(_POLL_S if idle else ACTIVE_S, idle=idle)
+            if notices:
+                self._exchange.turn(notices)
+                active_until = self._clock.now() + ACTIVE_S
+            self._serve_control()
+        self._close()
+
+    def _serve_control(self) -> None:
+        try:
+            while self._control.poll():
+                message = self._control.recv()
+                if isinstance(message, Stop):
+                    self._stopping = True
+                    return
+                self._take(message)
+            for call_id in [call_id for call_id, future in self._preparing.items() if future.done()]:
+                self._finish_connect(call_id, self._preparing.pop(call_id))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            logger.warning("the shell is gone")
+            self._stopping = True
+
+    def _take(self, call: Call) -> None:
+        if isinstance(call.order, ConnectOrder):
+            # The old link must be gone before its peer is connected anew: no plan of it may be posted then.
+            self._exchange.replace(call.order.weight_node)
+            future = self._preparer.submit(prepare_link, call.order, self._pool.geometry, self._transport)
+            bell = parse_address(self._doorbell.address)
+            future.add_done_callback(lambda _: self._doorbell.ring(bell))
+            self._preparing[call.call_id] = future
+        else:
+            self._control.send(Answer(call.call_id, self._result(call.order)))
+
+    def _result(self, order: Order) -> Result:
+        if isinstance(order, DisconnectOrder):
+            freed = sum(self._exchange.drop(name, order.reason) for name in order.weight_nodes)
+            return Disconnected(freed)
+        return self._exchange.statistics()
+
+    def _finish_connect(self, call_id: int, future: Future[Link]) -> None:
+        try:
+            link = future.result()
+        except KernelFlumeError as error:
+            self._control.send(Answer(call_id, error))
+        except Exception:
+            logger.exception("a link could not be prepared")
+            self._control.send(
+                Answer(call_id, UnavailableError("the link could not be prepared; see the log"))
+            )
+        else:
+            self._control.send(Answer(call_id, self._exchange.adopt(link)))
+
+    def _close(self) -> None:
+        self._preparer.shutdown(cancel_futures=True)
+        for name in self._exchange.links:
+            self._exchange.drop(name, "this node stops")
+        self._transport.close()
+        self._doorbell.close()
+
+
+def start(config: WorkerConfig, control: Connection) -> Worker:
+    """Build a worker that is ready to run, and tell the shell so.
+
+    Raises:
+        KernelFlumeError: a setting is at fault, or the self-test failed.
+    """
+    clock = MonotonicClock()
+    torch.set_num_threads(config.num_threads)
+    torch.set_grad_enabled(False)
+    kernel: AttentionKernel = choose_kernel(config.kernel, num_kv_heads=config.geometry.num_kv_heads)
+    transport = NixlTransport(config.node_name, error_handling=config.transport_error_handling)
+    doorbell = Doorbell(config.doorbell_host)
+    pool = KvPool(config.geometry, page_tokens=config.page_tokens, num_bytes=config.memory_bytes)
+    check_kernel(kernel, pool)
+    exchange = Exchange(transport=transport, doorbell=doorbell, pool=pool, kernel=kernel, clock=clock)
+    worker = Worker(
+        control=control,
+        exchange=exchange,
+        transport=transport,
+        doorbell=doorbell,
+        waiter=Waiter(transport, doorbell, clock, config.wait),
+        pool=pool,
+        clock=clock,
+    )
+    control.send(
+        Ready(
+            transport=transport.kind,
+            num_pages=pool.allocator.num_pages,
+            num_threads=torch.get_num_threads(),
+            pool_bytes=pool.num_bytes,
+        )
+    )
+    return worker
+
+
+def main(file_descriptor: int) -> None:
+    """Run a worker on the control pipe that the shell passed down."""
+    control = Connection(file_descriptor)
+    config: WorkerConfig = control.recv()
+    tether_to_parent(config.shell_pid)
+    # A Ctrl-C reaches every process of the terminal; the shell ends this one in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure("anode", config.log_level)
+    try:
+        worker = start(config, control)
+    except KernelFlumeError as error:
+        control.send(Failed(error))
+        raise SystemExit(1) from error
+    worker.run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,217 @@
+"""A scripted weight node and a small attention node around the same transport, for tests of either side."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernelflume.core.geometry import KvGeometry
+from kernelflume.tensor.partials import Partial
+from kernelflume.transport import wire
+from kernelflume.transport.base import MemoryRegion, Transport, Write
+from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
+from kernelflume.transport.memory import allocate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernelflume.transport.base import WritePlan
+
+GEOMETRY = KvGeometry(
+    model_id="tiny",
+    model_revision="1",
+    num_layers=3,
+    num_query_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    dtype="float32",
+    kv_dtype="float32",
+)
+
+
+def with_dtypes(dtype: str, kv_dtype: str | None = None) -> KvGeometry:
+    return dataclasses.replace(GEOMETRY, dtype=dtype, kv_dtype=kv_dtype or dtype)
+
+
+@dataclass
+class Tokens:
+    """Keys and values of one sequence, as the weight node computed them."""
+
+    keys: torch.Tensor
+    """[num_layers, num_tokens, num_kv_heads, head_dim]"""
+    values: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.keys.shape[1]
+
+    @classmethod
+    def random(cls, geometry: KvGeometry, num_tokens: int, generator: torch.Generator) -> Tokens:
+        shape = (geometry.num_layers, num_tokens, geometry.num_kv_heads, geometry.head_dim)
+        dtype = getattr(torch, geometry.kv_dtype)
+        return cls(
+            torch.randn(shape, generator=generator).to(dtype),
+            torch.randn(shape, generator=generator).to(dtype),
+        )
+
+    def rows(self, start: int, end: int) -> torch.Tensor:
+        """Return [num_layers, rows, 2, num_kv_heads, head_dim]."""
+        return torch.stack([self.keys[:, start:end], self.values[:, start:end]], dim=2)
+
+
+class WeightNode:
+    """The other end of the protocol, driven by hand. Make it, ``describe`` it to the node, then ``connect``."""
+
+    def __init__(
+        self, transport: Transport, geometry: KvGeometry, *, num_lanes: int = 1, max_rows: int = 16
+    ) -> None:
+        self.transport = transport
+        self.geometry = geometry
+        self.layout = LaneLayout(geometry, max_rows)
+        self.num_lanes = num_lanes
+        self.node_name = ""
+        layout = self.layout
+        self.queries = [allocate(layout.query_region_bytes) for _ in range(num_lanes)]
+        self.appends = [allocate(layout.append_region_bytes) for _ in range(num_lanes)]
+        self.partials = [allocate(layout.partial_region_bytes) for _ in range(num_lanes)]
+        self.query_regions = [transport.register(memory) for memory in self.queries]
+        self.append_regions = [transport.register(memory) for memory in self.appends]
+        self.partial_regions = tuple(transport.register(memory) for memory in self.partials)
+        self.query_plans: list[WritePlan] = []
+        self.append_plans: list[list[WritePlan]] = []
+        self.appends_sent = [0] * num_lanes
+        self.received: list[wire.WireNotice] = []
+
+    def connect(
+        self,
+        node_name: str,
+        metadata: bytes,
+        query_regions: Sequence[MemoryRegion],
+        append_regions: Sequence[MemoryRegion],
+    ) -> None:
+        layout = self.layout
+        self.node_name = node_name
+        self.transport.connect(node_name, metadata)
+        self.query_plans, self.append_plans = [], []
+        for lane in range(self.num_lanes):
+            self.query_plans.append(
+                self.transport.plan_writes(
+                    node_name,
+                    [
+                        Write(self.query_regions[lane], 0, query_regions[lane], 0, layout.query_bytes(rows))
+                        for rows in layout.buckets
+                    ],
+                )
+            )
+            self.append_plans.append(
+                [
+                    self.transport.plan_writes(
+                        node_name,
+                        [
+                            Write(
+                                self.append_regions[lane],
+                                slot * layout.append_slot_bytes,
+                                append_regions[lane],
+                                slot * layout.append_slot_bytes,
+                                layout.append_bytes(rows),
+                            )
+                            for rows in layout.buckets
+                        ],
+                    )
+                    for slot in range(NUM_APPEND_SLOTS)
+                ]
+            )
+
+    def warm(self) -> None:
+        notice = wire.Warm(answer=False)
+        self.transport.post(self.query_plans[0], len(self.layout.buckets) - 1, notice.encode())
+
+    def query(
+        self,
+        queries: torch.Tensor,
+        *,
+        layer: int,
+        step: int,
+        plan: Sequence[tuple[int, int, int]] = (),
+        lane: int = 0,
+        appends: int | None = None,
+    ) -> None:
+        """Send [num_rows, num_query_heads, head_dim] and, at layer 0, (sequence, rows, held) entries."""
+        num_rows = len(queries)
+        tensor(self.queries[lane], self.geometry.dtype)[: queries.numel()].copy_(queries.flatten())
+        notice = wire.Query(
+            lane,
+            layer,
+            step,
+            self.appends_sent[lane] if appends is None else appends,
+            num_rows,
+            np.array(plan, wire.PLAN_DTYPE) if layer == 0 else None,
+        )
+        self.transport.post(self.query_plans[lane], self.layout.bucket_index(num_rows), notice.encode())
+
+    def append(
+        self,
+        rows: torch.Tensor,
+        entries: Sequence[tuple[int, int, int]],
+        *,
+        lane: int = 0,
+        notice_later: bool = False,
+    ) -> Callable[[], None]:
+        """Send [num_layers, num_rows, 2, num_kv_heads, head_dim] of (sequence, rows, start) entries.
+
+        With ``notice_later`` only the data is placed, and the function that is returned sends the notice.
+        """
+        num_rows = rows.shape[1]
+        self.appends_sent[lane] += 1
+        counter = self.appends_sent[lane]
+        slot = (counter - 1) % NUM_APPEND_SLOTS
+        bucket = self.layout.bucket_index(num_rows)
+        memory = self.appends[lane][slot * self.layout.append_slot_bytes :]
+        memory = memory[: self.layout.append_bytes(self.layout.buckets[bucket])]
+        staging = tensor(memory, self.geometry.kv_dtype).view(
+            self.geometry.num_layers, -1, *rows.shape[2:]
+        )  # fmt: skip
+        staging[:, :num_rows].copy_(rows)
+        notice = wire.Append(lane, slot, counter, num_rows, np.array(entries, wire.APPEND_DTYPE)).encode()
+
+        def send() -> None:
+            self.transport.post(self.append_plans[lane][slot], bucket, notice)
+
+        if not notice_later:
+            send()
+        return send
+
+    def free(self, *sequences: int) -> None:
+        self.transport.notify(self.node_name, wire.Free(sequences).encode())
+
+    def poll(self) -> list[wire.WireNotice]:
+        """Return what arrived."""
+        return [wire.decode(notice.payload) for notice in self.transport.poll()]
+
+    def partial(self, num_rows: int, *, lane: int = 0) -> Partial:
+        """Return a copy of what lies in the partial region."""
+        layout, geometry = self.layout, self.geometry
+        bucket = layout.buckets[layout.bucket_index(num_rows)]
+        middle = layout.lse_offset(bucket)
+        out = tensor(self.partials[lane][:middle], geometry.dtype).view(bucket, geometry.num_query_heads, -1)
+        lse = tensor(self.partials[lane][middle : layout.partial_bytes(bucket)], "float32").view(bucket, -1)
+        return Partial(out[:num_rows].clone(), lse[:num_rows].clone())
+
+
+def tensor(memory: np.ndarray, dtype: str) -> torch.Tensor:
+    return torch.from_numpy(memory).view(getattr(torch, dtype))
+
+
+@dataclass
+class SilentDoorbell:
+    """A doorbell without a socket that counts its rings."""
+
+    address: str = "127.0.0.1:9"
+    rung: list[tuple[str, int]] = field(default_factory=list)
+
+    def ring(self, target: tuple[str, int]) -> None:
+        self.rung.append(target)
