@@ -1,0 +1,153 @@
+"""Start the scaler: ``python -m kernelflume.scaler``."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import start_http_server
+
+from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.core.leases import LeaseRecord, NodeKind
+from kernelflume.rpc.server import Server
+from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
+from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.service import new_incarnation, run
+from kernelflume.runtime.settings import load_or_exit
+from kernelflume.scaler.actors import Actors
+from kernelflume.scaler.book import OperationBook
+from kernelflume.scaler.command import attention_node_command
+from kernelflume.scaler.controller import Controller, ControllerSettings
+from kernelflume.scaler.leader import Leadership
+from kernelflume.scaler.metrics import ScalerMetrics
+from kernelflume.scaler.policy import PolicySettings
+from kernelflume.scaler.providers.process import ProcessProvider
+from kernelflume.scaler.providers.static import StaticProvider
+from kernelflume.scaler.servicer import ScalerAdminServicer
+from kernelflume.scaler.settings import ScalerSettings
+from kernelflume.scaler.table import Table
+from kernelflume.scaler.waiting import first_of
+from kernelflume.scaler.weights import WeightNodes
+from kernelflume.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from kernelflume.scaler.providers.base import Provider
+    from kernelflume.store.base import RoutingStore
+
+logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 0.25
+_MAX_ENDED_OPERATIONS = 100
+_RPC_GRACE_S = 1.0
+_CONTACT_TIMEOUT_S = 10.0
+"""The store may be starting at the same time."""
+_SERVICE_NAME = scaler_pb2.DESCRIPTOR.services_by_name["ScalerAdmin"].full_name
+
+
+async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
+    """Build the scaler, lead or stand by until ``stop`` is set, and clean up.
+
+    Raises:
+        ConfigurationError: it cannot listen.
+        UnavailableError: the store cannot be reached at the start.
+        ConflictError: another scaler took the leadership.
+    """
+    clock = MonotonicClock()
+    metrics = ScalerMetrics()
+    book = OperationBook(max_ended=_MAX_ENDED_OPERATIONS)
+    geometry = settings.kv_geometry()
+    host = settings.address.rpartition(":")[0]
+    async with AsyncExitStack() as cleanup:  # undone in reverse order
+        store = RedisStore(settings.redis_url, cluster=settings.cluster)
+        cleanup.push_async_callback(store.close)
+        provider = _provider(settings, store)
+        cleanup.push_async_callback(partial(provider.close, grace_s=settings.terminate_grace_s))
+        leadership = Leadership(store, clock, ttl_s=settings.leader_ttl_s)
+        cleanup.push_async_callback(_resign, leadership)
+        actors = Actors(
+            store=store,
+            table=Table(store, leadership, clock),
+            provider=provider,
+            weights=WeightNodes(store, clock, patience_s=settings.weight_node_patience_s),
+            clock=clock,
+            commit_patience_s=settings.operation_deadline_s,
+            release_timeout_s=settings.operation_deadline_s,
+            terminate_grace_s=settings.terminate_grace_s,
+        )
+        controller = Controller(actors, book, metrics, _controller_settings(settings))
+        cleanup.push_async_callback(controller.close)
+        token_bytes = geometry.token_bytes if geometry is not None else 0
+        servicer = ScalerAdminServicer(controller, book, store, leadership, clock, token_bytes=token_bytes)
+        server = Server(settings.address, [_SERVICE_NAME])
+        scaler_pb2_grpc.add_ScalerAdminServicer_to_server(servicer, server.grpc_server)
+        await server.start()
+        cleanup.push_async_callback(server.stop, _RPC_GRACE_S)
+        if settings.metrics_port:
+            cleanup.callback(_serve_metrics(host, settings.metrics_port, metrics))
+        record = LeaseRecord(
+            kind=NodeKind.SCALER,
+            node_id=settings.node_id,
+            incarnation=new_incarnation(),
+            address=f"{host}:{server.port}",
+        )
+        logger.info("admin service listens at %s", record.address)
+
+        async def act() -> None:
+            await leadership.acquire(record, contact_timeout_s=_CONTACT_TIMEOUT_S)
+            await server.set_serving(serving=True)
+            await first_of(leadership.keep(), controller.run())
+
+        await first_of(stop.wait(), act())
+
+
+def _provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
+    if settings.provider == "static":
+        return StaticProvider(store)
+    return ProcessProvider(partial(attention_node_command, settings), log_dir=settings.log_dir)
+
+
+def _controller_settings(settings: ScalerSettings) -> ControllerSettings:
+    return ControllerSettings(
+        policy=PolicySettings(
+            minimum=settings.minimum_attention_nodes,
+            maximum=settings.maximum_attention_nodes,
+            lost_grace_s=settings.lost_grace_s,
+            retry_min_s=settings.retry_min_s,
+            retry_max_s=settings.retry_max_s,
+        ),
+        initial_target=settings.attention_nodes or None,
+        operation_deadline_s=settings.operation_deadline_s,
+        look_interval_s=_LOOK_INTERVAL_S,
+    )
+
+
+async def _resign(leadership: Leadership) -> None:
+    try:
+        await leadership.resign()
+    except UnavailableError as error:
+        logger.warning("the leadership runs out by itself: %s", error)
+
+
+def _serve_metrics(host: str, port: int, metrics: ScalerMetrics) -> Callable[[], None]:
+    """Serve metrics from a thread of their own; the returned call ends it."""
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise ConfigurationError(f"metrics-port: cannot listen on {host}:{port}: {error}") from error
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return close
+
+
+if __name__ == "__main__":
+    _settings = load_or_exit(ScalerSettings, program="kernelflume scaler")
+    run("scaler", _settings, partial(serve, _settings))

@@ -1,0 +1,1 @@
+"""Where attention nodes come from: one small seam and its implementations."""

@@ -1,0 +1,50 @@
+"""The seam between the scaler and whatever starts attention nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+
+class Provider(Protocol):
+    """Starts and ends attention nodes. The scaler calls it from its event loop.
+
+    A launched node is ready once it holds its lease and answers SERVING: the provider only has to get it
+    going, and to tell when it ended unasked.
+    """
+
+    @property
+    def adopts(self) -> bool:
+        """True when others start the nodes and ``launch`` only picks one of those that are there."""
+        ...
+
+    async def launch(self, taken: Collection[str]) -> str:
+        """Start one more node, with an id that is not in ``taken``, and return its id.
+
+        May wait for a node to come; the caller has a deadline.
+
+        Raises:
+            UnavailableError: it cannot be started.
+        """
+        ...
+
+    def ended(self) -> Mapping[str, str]:
+        """Return the nodes that ended unasked, until ``terminate`` is called for them: node id -> how."""
+        ...
+
+    async def terminate(self, node_id: str, *, grace_s: float) -> None:
+        """Ask a node to end, make it end after ``grace_s`` seconds, and return once it is gone.
+
+        A node that is not this provider's, or has ended, is no error.
+        """
+        ...
+
+    async def list(self) -> Sequence[str]:
+        """Return the ids of the nodes that were launched and not terminated, in order of launch."""
+        ...
+
+    async def close(self, *, grace_s: float) -> None:
+        """Terminate every node that this provider started; no other call may follow."""
+        ...

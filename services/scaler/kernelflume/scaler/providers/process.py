@@ -1,0 +1,121 @@
+"""Attention nodes as processes of this machine, children of the scaler: the embedded default."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import UnavailableError
+from kernelflume.runtime.tether import tethered
+from kernelflume.scaler.providers.lastline import last_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_ADDRESS = "127.0.0.1:0"
+"""Each node picks a free port and tells it with its lease."""
+_NODE_ID = re.compile(r"a-(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    process: asyncio.subprocess.Process
+    exited: asyncio.Task[int]
+    """Reaps the process, so that it never stays as a zombie."""
+    log_path: Path
+    log_start: int
+    """Size of the log file before this start."""
+
+
+class ProcessProvider:
+    """Starts one process and one log file for each node; the kernel ends them with the scaler."""
+
+    def __init__(self, command: Callable[[str, str], list[str]], *, log_dir: Path) -> None:
+        """Make a provider without nodes.
+
+        Args:
+            command: node id and address (host:port) -> the command line of that node.
+            log_dir: folder for ``<node id>.log``; made if missing.
+        """
+        self._command = command
+        self._log_dir = log_dir
+        self._children: dict[str, _Child] = {}
+        self._last_number = 0
+
+    @property
+    def adopts(self) -> bool:
+        """False: each node is started here."""
+        return False
+
+    async def launch(self, taken: Collection[str]) -> str:
+        """Start a process under the next node id that was never used."""
+        node_id = self._next_node_id(taken)
+        command = tethered(self._command(node_id, _ADDRESS))
+        log_path = self._log_dir / f"{node_id}.log"
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            with log_path.open("ab") as log:
+                log_start = log.tell()
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=asyncio.subprocess.STDOUT
+                )
+        except OSError as error:
+            raise UnavailableError(f"attention node {node_id} cannot be started: {error}") from error
+        self._children[node_id] = _Child(
+            process=process,
+            exited=asyncio.create_task(process.wait(), name=f"reap {node_id}"),
+            log_path=log_path,
+            log_start=log_start,
+        )
+        logger.info("attention node %s started as process %s, log %s", node_id, process.pid, log_path)
+        return node_id
+
+    def ended(self) -> Mapping[str, str]:
+        """Return the nodes whose process ended unasked, with its last log line as the reason."""
+        return {node_id: _describe(child) for node_id, child in self._children.items() if child.exited.done()}
+
+    async def terminate(self, node_id: str, *, grace_s: float) -> None:
+        """Send SIGTERM, after the grace SIGKILL, and wait until the process is gone."""
+        child = self._children.get(node_id)
+        if child is None:
+            return
+        with suppress(ProcessLookupError):
+            child.process.terminate()
+        try:
+            async with asyncio.timeout(grace_s):
+                await asyncio.shield(child.exited)
+        except TimeoutError:
+            logger.warning("attention node %s did not end within %g s and is killed", node_id, grace_s)
+            with suppress(ProcessLookupError):
+                child.process.kill()
+            await asyncio.shield(child.exited)
+        self._children.pop(node_id, None)
+
+    async def list(self) -> Sequence[str]:
+        """Return the nodes that were launched and not terminated."""
+        return list(self._children)
+
+    async def close(self, *, grace_s: float) -> None:
+        """End all processes at the same time."""
+        await asyncio.gather(*(self.terminate(node_id, grace_s=grace_s) for node_id in list(self._children)))
+
+    def _next_node_id(self, taken: Collection[str]) -> str:
+        # A number is not used twice: routes and log lines that name a node mean one process only.
+        numbers = (int(match[1]) for name in taken if (match := _NODE_ID.fullmatch(name)))
+        self._last_number = max(self._last_number, *numbers, 0) + 1
+        return f"a-{self._last_number}"
+
+
+def _describe(child: _Child) -> str:
+    code = child.exited.result()
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    line = last_line(child.log_path, start=child.log_start)
+    return f"{how}{f': {line}' if line else ''} (log: {child.log_path})"

@@ -1,0 +1,111 @@
+"""Settings of the scaler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import KvGeometry
+from kernelflume.runtime.settings import ByteSize, ServiceSettings
+
+
+def _as_json(value: Any) -> Any:
+    """Let a YAML file write the geometry as a mapping."""
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+class ScalerSettings(ServiceSettings):
+    """The scaler: adds and drains attention nodes, and keeps the routing table."""
+
+    model_config = SettingsConfigDict(env_prefix="KERNELFLUME_SCALER_")
+
+    node_id: str = Field(default="s-1", pattern="^[A-Za-z0-9_.-]+$")
+    """Name of this scaler, unique in the cluster."""
+    address: str = "127.0.0.1:8100"
+    """host:port of the gRPC admin service; port 0 picks a free one."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the Prometheus endpoint, on the host of the address; 0 for none."""
+
+    attention_nodes: int = Field(default=0, ge=0)
+    """Active attention nodes wanted at the start; 0 has as many as the routing table says, or with the static
+    provider as many as join."""
+    minimum_attention_nodes: int = Field(default=1, ge=1)
+    """Fewest that may be asked for; the last active node is never drained."""
+    maximum_attention_nodes: int = Field(default=16, ge=1)
+    """Most that may be asked for, or adopted: a bound on what a wrong number can cost."""
+    operation_deadline_s: float = Field(default=60.0, gt=0)
+    """Longest that launching and prewarming together may take before they are rolled back, unless a request
+    brings its own; also the longest wait for weight nodes to let go of a retired node."""
+    leader_ttl_s: float = Field(default=6.0, gt=0)
+    """A standby takes over this long after the leader's last sign of life; renewed three times as often."""
+    lost_grace_s: float = Field(default=3.0, ge=0)
+    """A node whose lease has run out is taken out of the table after this long. Longer than nodes take to
+    renew, so that all are not lost at once after the store was away."""
+    weight_node_patience_s: float = Field(default=10.0, gt=0)
+    """A weight node that cannot be reached counts as a failure after this long, if it still has its lease."""
+    terminate_grace_s: float = Field(default=10.0, gt=0)
+    """An attention node is killed this long after it was asked to end."""
+    retry_min_s: float = Field(default=1.0, gt=0)
+    """Wait after the first failure to restore the wanted number of nodes; doubles with each one."""
+    retry_max_s: float = Field(default=60.0, gt=0)
+    """Longest such wait."""
+
+    provider: Literal["process", "static"] = "process"
+    """Where attention nodes come from: `process` starts them on this machine, `static` adopts those that
+    others start."""
+    attention_node_memory: ByteSize = 512 * 1024**2
+    """Size of each node's KV pool (process provider)."""
+    geometry: Annotated[str, BeforeValidator(_as_json)] = ""
+    """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process provider
+    passes it on; the topology shows what a token takes."""
+    log_dir: Path = Path("logs")
+    """Folder for the log file of each node (process provider)."""
+    transport_error_handling: Literal["peer", "none"] = "peer"
+    """Passed on to each node (process provider); all nodes of a cluster need the same."""
+    attention_node_threads: int = Field(default=0, ge=0)
+    """Threads of each node's kernels (process provider); 0 leaves it to the node."""
+    attention_node_command: list[str] = Field(default_factory=list)
+    """Command that runs an attention node (process provider); this Python with `-m kernelflume.anode` by
+    default. For wrappers such as numactl."""
+    attention_node_args: list[str] = Field(default_factory=list)
+    """Further arguments of each node's command line (process provider)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.minimum_attention_nodes > self.maximum_attention_nodes:
+            raise ValueError(
+                f"minimum-attention-nodes {self.minimum_attention_nodes} is above maximum-attention-nodes "
+                f"{self.maximum_attention_nodes}"
+            )
+        bounds = range(self.minimum_attention_nodes, self.maximum_attention_nodes + 1)
+        if self.attention_nodes and self.attention_nodes not in bounds:
+            raise ValueError(
+                f"attention-nodes {self.attention_nodes} is not from {bounds.start} to {bounds.stop - 1}"
+            )
+        if self.provider == "process" and not self.geometry:
+            raise ValueError("geometry is required with the process provider")
+        if self.retry_min_s > self.retry_max_s:
+            raise ValueError(f"retry-min-s {self.retry_min_s:g} is above retry-max-s {self.retry_max_s:g}")
+        self.kv_geometry()
+        return self
+
+    def kv_geometry(self) -> KvGeometry | None:
+        """Return the geometry, or None when none is set.
+
+        Raises:
+            ValueError: it is no JSON object of a geometry.
+        """
+        if not self.geometry:
+            return None
+        try:
+            fields = json.loads(self.geometry)
+            return KvGeometry.from_dict(fields)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"geometry is no JSON object: {error}") from error
