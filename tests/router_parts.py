@@ -19,7 +19,7 @@ from kernelflume.rpc.v1 import common_pb2, wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
 SERVICE = "kernelflume.rpc.v1.WeightNode"
@@ -96,7 +96,6 @@ def _write_safetensors(path: Path, name: str, num_values: int) -> None:
 
 
 Event = wnode_pb2.GenerateEvent
-Script = "Callable[[wnode_pb2.GenerateRequest], AsyncIterator[wnode_pb2.GenerateEvent]]"
 
 
 def saying(*token_ids: int, reason: str = "stop", stop_token_id: int | None = END_ID) -> Any:
@@ -175,8 +174,10 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
 
 
 @asynccontextmanager
-async def weight_node(folder: Path, script: Any) -> AsyncIterator[ScriptedWeightNode]:
+async def weight_node(folder: Path, script: Any, *, num_tokens: int = 0) -> AsyncIterator[ScriptedWeightNode]:
+    """Run a weight node that reports ``num_tokens`` tokens of running sequences."""
     node = ScriptedWeightNode(folder, script)
+    node.load.num_tokens = num_tokens
     await node.start()
     try:
         yield node
@@ -218,10 +219,25 @@ async def wait_listening(port: int, serving: asyncio.Task[None] | None = None) -
     await serving
 
 
-async def wait_ready(port: int) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again until the answer is yes."""
     async with asyncio.timeout(30):
-        while not (await fetch(port, "GET", "/ready")).startswith(b"HTTP/1.1 200"):
+        while not await condition():  # noqa: ASYNC110 - what is asked is often in another process
             await asyncio.sleep(0.02)
+
+
+async def wait_ready(port: int) -> None:
+    async def is_ready() -> bool:
+        return (await fetch(port, "GET", "/ready")).startswith(b"HTTP/1.1 200")
+
+    await eventually(is_ready)
+
+
+def post(body: dict[str, Any]) -> bytes:
+    """Return a completion request as bytes, for clients that misbehave."""
+    content = json.dumps(body).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head.encode() + content
 
 
 async def fetch(port: int, method: str, path: str) -> bytes:

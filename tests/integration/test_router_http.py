@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 import pytest_asyncio
-
 from tests.router_parts import (
     BOS_ID,
     END_ID,
@@ -111,18 +110,21 @@ async def test_stop_string_over_token_boundaries_never_leaks_and_cancels(folder:
         async for event in endless(ids("x")[0])(request):
             yield event
 
-    async with weight_node(folder, script) as node, router(folder, [node]) as url:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            body = {"prompt": "a", "stop": ["STOP", "never"], "max_tokens": 200, "return_token_ids": True}
-            answer = (await client.post("/v1/completions", json=body)).json()
-            choice = answer["choices"][0]
-            assert choice["text"] == "one two "
-            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "STOP")
-            assert choice["token_ids"] == text_ids
-            assert answer["usage"]["completion_tokens"] == len(text_ids)
-            await node.wait(lambda: len(node.cancelled) == 1)
-            chunks = await stream(client, "/v1/completions", body | {"include_stop_str_in_output": True})
-            assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "one two STOP"
+    async with (
+        weight_node(folder, script) as node,
+        router(folder, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        body = {"prompt": "a", "stop": ["STOP", "never"], "max_tokens": 200, "return_token_ids": True}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        choice = answer["choices"][0]
+        assert choice["text"] == "one two "
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "STOP")
+        assert choice["token_ids"] == text_ids
+        assert answer["usage"]["completion_tokens"] == len(text_ids)
+        await node.wait(lambda: len(node.cancelled) == 1)
+        chunks = await stream(client, "/v1/completions", body | {"include_stop_str_in_output": True})
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "one two STOP"
 
 
 async def test_many_prompts_and_choices_are_indexed_as_openai_does(
@@ -246,9 +248,12 @@ async def test_bad_chat_requests_are_refused_by_name(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with weight_node(folder, saying(5)) as node, router(folder, [node], max_body_size=1_000_000) as url:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield http
+    async with (
+        weight_node(folder, saying(5)) as node,
+        router(folder, [node], max_body_size=1_000_000) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        yield http
 
 
 @pytest.mark.parametrize(

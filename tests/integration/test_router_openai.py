@@ -1,0 +1,84 @@
+"""The official OpenAI client against the router."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import openai
+import pytest
+from tests.router_parts import byte_level_tokenizer, endless, router, saying, weight_node, write_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from openai.types.chat import ChatCompletionMessageParam
+
+TEXT = "Hello 世界 😀!"
+IDS = byte_level_tokenizer().encode(TEXT, add_special_tokens=False).ids
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def new_client(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+async def test_chat_and_completions_whole_and_streamed(folder: Path) -> None:
+    async with (
+        weight_node(folder, saying(*IDS)) as node,
+        router(folder, [node]) as url,
+        new_client(url) as client,
+    ):
+        assert [model.id async for model in client.models.list()] == ["tiny", "also-tiny"]
+        assert (await client.models.retrieve("tiny")).id == "tiny"
+
+        answer = await client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, n=2)
+        assert [choice.message.content for choice in answer.choices] == [TEXT, TEXT]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 2 * (len(IDS) + 1)
+
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model="tiny", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        deltas = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+        assert "".join(deltas) == TEXT
+        assert chunks[-2].choices[0].finish_reason == "stop"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == len(IDS) + 1
+
+        completion = await client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=5)
+        assert [choice.text for choice in completion.choices] == [TEXT, TEXT]
+        stream = await client.completions.create(model="tiny", prompt=[5, 6], stream=True)
+        assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == TEXT
+
+
+async def test_errors_are_the_clients_own_classes(folder: Path) -> None:
+    async with (
+        weight_node(folder, saying(*IDS)) as node,
+        router(folder, [node], max_concurrent_requests=1) as url,
+        new_client(url) as client,
+    ):
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(model="other", messages=MESSAGES)
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as too_long:
+            await client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=10**6)
+        assert too_long.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True)
+        assert refused.value.param == "logprobs"
+        node.script = endless(IDS[0])
+        async with await client.completions.create(
+            model="tiny", prompt="a", stream=True, max_tokens=99
+        ) as stream:
+            await anext(stream)
+            with pytest.raises(openai.RateLimitError):
+                await client.completions.create(model="tiny", prompt="a")
+        await node.wait(lambda: len(node.cancelled) == 1)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.router_parts import BOS_ID, TEMPLATE, byte_level_tokenizer, write_model
+
+from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.router.errors import ContextLengthError
+from kernelflume.router.tokenizer import LONG_TEXT_CHARS, Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+USER = [{"role": "user", "content": "Hi "}]
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory, executor: ThreadPoolExecutor) -> Tokenizer:
+    folder = write_model(tmp_path_factory.mktemp("model"), with_bos=True)
+    return Tokenizer.load(folder, executor=executor)
+
+
+def render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> Any:
+    defaults = {"add_generation_prompt": True, "continue_final_message": False, "template_kwargs": {}}
+    return tokenizer.render_chat(messages, **(defaults | options))
+
+
+async def test_a_long_text_gives_the_same_ids_as_a_short_one_would(tokenizer: Tokenizer) -> None:
+    text = "Hello 世界 " * LONG_TEXT_CHARS
+    plain = byte_level_tokenizer().encode(text, add_special_tokens=False).ids
+    assert await tokenizer.encode(text, add_special_tokens=False, max_tokens=10**6) == plain
+    assert await tokenizer.encode(text, add_special_tokens=True, max_tokens=10**6) == [BOS_ID, *plain]
+
+
+async def test_a_text_that_cannot_fit_is_refused_unread(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ContextLengthError):
+        await tokenizer.encode("a" * 100_000, add_special_tokens=False, max_tokens=10)
+
+
+async def test_a_final_message_is_continued(tokenizer: Tokenizer) -> None:
+    messages = [*USER, {"role": "assistant", "content": "It is"}]
+    text = await render(tokenizer, messages, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nIt is")
+
+
+async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> None:
+    text = await render(tokenizer, USER, template_kwargs={"mood": "merry"})
+    assert "mood: merry" in text
+
+
+async def test_a_template_that_refuses_is_the_requests_fault(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="refused as asked"):
+        await render(tokenizer, [{"role": "user", "content": "refuse me"}])
+
+
+async def test_without_a_template_there_is_no_chat(executor: ThreadPoolExecutor) -> None:
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        await render(Tokenizer(byte_level_tokenizer(), executor=executor), USER)
+
+
+@pytest.mark.parametrize("form", ["text", "named", "file"])
+async def test_a_template_is_found_wherever_models_keep_it(
+    tmp_path: Path, executor: ThreadPoolExecutor, form: str
+) -> None:
+    write_model(tmp_path)
+    forms = {
+        "text": TEMPLATE,
+        "named": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}],
+        "file": "not this one",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": forms[form]}))
+    if form == "file":
+        (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    text = await render(Tokenizer.load(tmp_path, executor=executor), USER)
+    assert text == "<|im_start|>user\nHi <|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_folder_without_a_tokenizer_stops_the_start(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path, executor=executor)
+
+
+def test_the_router_never_loads_torch() -> None:
+    code = "import sys, kernelflume.router.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
