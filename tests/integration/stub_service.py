@@ -24,7 +24,7 @@ from typing import Any
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.rpc.server import Server
-from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
+from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc, wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import run
 from kernelflume.runtime.settings import ServiceSettings
 
@@ -43,6 +43,13 @@ class StubScaler(scaler_pb2_grpc.ScalerAdminServicer):
             return scaler_pb2.Topology(operation=operation)
         nodes = [scaler_pb2.AttentionNodeStatus(node_id=f"a-{i}", state="active", alive=True) for i in (1, 2)]
         return scaler_pb2.Topology(epoch=3, target_attention_nodes=2, attention_nodes=nodes)
+
+
+class StubWeightNode(wnode_pb2_grpc.WeightNodeServicer):
+    """Reports two prepared attention nodes."""
+
+    async def GetLoad(self, request: Any, context: Any) -> wnode_pb2.WeightNodeLoad:  # noqa: N802 - gRPC's name
+        return wnode_pb2.WeightNodeLoad(prepared_nodes=["a-1#x", "a-2#y"])
 
 
 async def serve_http(port: int, *, ready: bool) -> asyncio.Server:
@@ -71,6 +78,8 @@ async def serve(kind: str, port: int, behaviours: dict[str, str], stop: asyncio.
             scaler_pb2_grpc.add_ScalerAdminServicer_to_server(
                 StubScaler(failed="no-nodes" in behaviours), server.grpc_server
             )
+        else:
+            wnode_pb2_grpc.add_WeightNodeServicer_to_server(StubWeightNode(), server.grpc_server)
         await server.start()
         await server.set_serving(serving=ready)
     if "stubborn" in behaviours:

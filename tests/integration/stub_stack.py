@@ -61,7 +61,7 @@ def main() -> None:
     )
     services = [
         stub("scaler", "scaler", scaler_port, (Probe.GRPC, Probe.TOPOLOGY), task),
-        stub("wnode", "grpc", weight_node_port, (Probe.GRPC,), task),
+        stub("wnode", "grpc", weight_node_port, (Probe.GRPC, Probe.CONNECTED), task),
         stub("router", "http", router_port, (Probe.HTTP,), task),
     ]
     if "only" in task:

@@ -86,7 +86,7 @@ def test_attention_nodes_learn_the_geometry_and_never_the_path() -> None:
     assert KvGeometry.from_dict(json.loads(told["--geometry"])) == GEOMETRY
     assert (told["--attention-nodes"], told["--attention-node-memory"]) == ("2", str(1 << 20))
     assert not [argument for argument in scaler.command if "/cache" in argument or "/models" in argument]
-    assert scaler.environment == {"KERNELFLUME_ANODE_THREADS": "2"}
+    assert (told["--attention-node-threads"], flags(weight_node)["--threads"]) == ("2", "4")
     # What the weight node says in its handshake is what the attention nodes were told.
     assert (flags(weight_node)["--dtype"], flags(weight_node)["--served-model-id"]) == ("float32", "small")
 

@@ -52,7 +52,6 @@ class ManagedProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, **spec.environment},
                 start_new_session=True,
             )
         return cls(spec, process, path)

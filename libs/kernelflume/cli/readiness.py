@@ -15,7 +15,7 @@ from kernelflume.core.errors import UnavailableError
 from kernelflume.core.routing import NodeState
 from kernelflume.rpc.channel import open_channel
 from kernelflume.rpc.status import error_of
-from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
+from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc, wnode_pb2, wnode_pb2_grpc
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Readiness:
             Probe.STORE: self._store,
             Probe.GRPC: self._grpc,
             Probe.TOPOLOGY: self._topology,
+            Probe.CONNECTED: self._connected,
             Probe.HTTP: self._http,
         }
 
@@ -78,6 +79,17 @@ class Readiness:
         except grpc.RpcError as error:
             return f"no topology from {address}: {error_of(error)}"
         return attention_fault(topology, self._num_attention_nodes)
+
+    async def _connected(self, address: str) -> str | None:
+        stub = wnode_pb2_grpc.WeightNodeStub(self._channel(address))
+        try:
+            load = await stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            return f"no load from {address}: {error_of(error)}"
+        num_prepared = len(load.prepared_nodes)
+        if num_prepared >= self._num_attention_nodes:
+            return None
+        return f"connected to {num_prepared} of {self._num_attention_nodes} attention nodes"
 
     async def _http(self, url: str) -> str | None:
         return await asyncio.to_thread(http_fault, url)

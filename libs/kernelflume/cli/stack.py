@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from kernelflume.cli.threads import ThreadBudget
@@ -27,6 +27,8 @@ class Probe(StrEnum):
     """The gRPC health check says SERVING."""
     TOPOLOGY = "topology"
     """The scaler reports as many active attention nodes as were asked for."""
+    CONNECTED = "connected"
+    """The weight node has prepared as many attention nodes as were asked for."""
     HTTP = "http"
     """GET /ready answers 200."""
 
@@ -72,8 +74,6 @@ class PartSpec:
     command: tuple[str, ...]
     probes: tuple[tuple[Probe, str], ...]
     """What must hold before it counts as ready, each with the address it is asked at."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """On top of the environment that `serve` has itself."""
     stop_grace_s: float = 5.0
     """How long it may take to end in order before it is killed."""
 
@@ -120,13 +120,12 @@ def plan_stack(
             *("--provider", "process"),
             *("--attention-nodes", str(options.num_attention_nodes)),
             *("--attention-node-memory", str(options.attention_node_memory_bytes)),
+            *("--attention-node-threads", str(threads.attention_node)),
             *("--geometry", json.dumps(geometry.to_dict())),
             *("--log-dir", str(options.log_dir)),
             *common,
         ),
         probes=((Probe.GRPC, scaler_address), (Probe.TOPOLOGY, scaler_address)),
-        # The attention nodes are its children and take their settings from its environment.
-        environment={"KERNELFLUME_ANODE_THREADS": str(threads.attention_node)},
         # It ends its attention nodes first.
         stop_grace_s=10.0,
     )
@@ -141,11 +140,11 @@ def plan_stack(
             *("--served-model-id", geometry.model_id),
             *("--dtype", geometry.dtype),
             *("--seed", str(options.seed)),
+            *("--threads", str(threads.weight_node)),
             *lengths,
             *common,
         ),
-        probes=((Probe.GRPC, weight_node_address),),
-        environment={"KERNELFLUME_WNODE_THREADS": str(threads.weight_node)},
+        probes=((Probe.GRPC, weight_node_address), (Probe.CONNECTED, weight_node_address)),
     )
     router = PartSpec(
         name="router",
