@@ -61,6 +61,11 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert "model: " in refused(tmp_path, str(tmp_path / "absent"))
 
 
+def test_more_memory_than_there_is(tmp_path: Path) -> None:
+    line = refused(tmp_path, "smollm2", "--attention-nodes", "3", "--attention-node-memory", "100TiB")
+    assert "--attention-node-memory: 3 attention nodes of 100.0 TiB need 300.0 TiB" in line
+
+
 def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
     line = refused(tmp_path, "smollm2", "--redis-url", f"redis://127.0.0.1:{free_port()}/0")
     assert "--redis-url: " in line

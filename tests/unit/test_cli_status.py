@@ -58,8 +58,8 @@ def test_the_tables_say_state_use_and_ranges() -> None:
     lines = shown(topology()).splitlines()
     assert lines[0].startswith("epoch 7: 1 of 2 attention nodes active, 1 weight node(s), 1 sequence(s)")
     words = [line.split() for line in lines]
-    assert "a-1 active 22.5 MiB 90.0 MiB 25.0 512/2048 1 127.0.0.1:9001".split() in words
-    assert "a-2 draining, lease lost 0 B 0 B - 0/0 0 127.0.0.1:9002".split() in words
+    assert "a-1 active 22.5 MiB 90.0 MiB 25.0 1 127.0.0.1:9001".split() in words
+    assert "a-2 draining, lease lost 0 B 0 B - 0 127.0.0.1:9002".split() in words
     assert "w-1 6 3 0 127.0.0.1:8200".split() in words
     assert "41 w-1#aa 600 a-1[0,512) a-2[512,600)".split() in words
 

@@ -27,6 +27,7 @@ from kernelflume.runtime.settings import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PIPE_COLUMNS = 200
 DEFAULT_SCALER = "127.0.0.1:8100"
 
 app = typer.Typer(
@@ -141,7 +142,9 @@ def show_status(
     if as_json:
         typer.echo(json.dumps(status.to_dict(topology), indent=2))
     else:
-        Console().print(status.render(topology))
+        console = Console()
+        # A pipe has no width of its own, and a reader there wants a line a node.
+        console.print(status.render(topology), width=None if console.is_terminal else PIPE_COLUMNS)
 
 
 @app.command()

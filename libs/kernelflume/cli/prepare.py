@@ -8,9 +8,12 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import psutil
+
 from kernelflume.checkpoint.source import resolve
 from kernelflume.cli.readiness import store_fault
 from kernelflume.cli.stack import LOCALHOST, PartSpec, Ports, StackOptions, plan_stack
+from kernelflume.cli.status import size
 from kernelflume.cli.threads import divide_threads
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.clock import MonotonicClock
@@ -39,6 +42,7 @@ def prepare(
         ConfigurationError: something cannot be had; the message names the flag.
     """
     options = with_ports(options)
+    check_memory(options, available_bytes=psutil.virtual_memory().available)
     make_log_dir(options.log_dir)
     if options.redis_url is not None and (
         fault := asyncio.run(store_fault(options.redis_url, options.cluster))
@@ -75,6 +79,21 @@ def checked_port(flag: str, host: str, port: int) -> int:
             return int(probe.getsockname()[1])
     except OSError as error:
         raise ConfigurationError(f"{flag}: cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def check_memory(options: StackOptions, *, available_bytes: int) -> None:
+    """Check that the attention nodes' pools fit the memory that is free.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    wanted = options.num_attention_nodes * options.attention_node_memory_bytes
+    if wanted > available_bytes:
+        raise ConfigurationError(
+            f"--attention-node-memory: {options.num_attention_nodes} attention nodes of "
+            f"{size(options.attention_node_memory_bytes)} need {size(wanted)}, "
+            f"and {size(available_bytes)} of memory are available"
+        )
 
 
 def make_log_dir(log_dir: Path) -> None:

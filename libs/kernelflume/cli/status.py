@@ -86,7 +86,6 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
             size(used * node.kv_bytes_per_token),
             size(capacity * node.kv_bytes_per_token),
             f"{100 * used / capacity:.1f}" if capacity else "-",
-            f"{used}/{capacity}",
             str(node.num_sequences),
             node.address,
         )
@@ -118,7 +117,7 @@ def _sequences(sequences: Sequence[scaler_pb2.SequenceRouteStatus]) -> Table:
 
 def _table(*columns: str) -> Table:
     """Make a table; a column named with > in front is aligned right."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
