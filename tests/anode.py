@@ -64,7 +64,7 @@ class Tokens:
 
 
 class WeightNode:
-    """The other end of the protocol, driven by hand. Make it, ``describe`` it to the node, then ``connect``."""
+    """The other end of the protocol, driven by hand. Have it linked, then ``connect`` it."""
 
     def __init__(
         self, transport: Transport, geometry: KvGeometry, *, num_lanes: int = 1, max_rows: int = 16
@@ -149,7 +149,7 @@ class WeightNode:
             step,
             self.appends_sent[lane] if appends is None else appends,
             num_rows,
-            np.array(plan, wire.PLAN_DTYPE) if layer == 0 else None,
+            np.array(list(plan), wire.PLAN_DTYPE) if layer == 0 else None,
         )
         self.transport.post(self.query_plans[lane], self.layout.bucket_index(num_rows), notice.encode())
 
@@ -176,7 +176,9 @@ class WeightNode:
             self.geometry.num_layers, -1, *rows.shape[2:]
         )  # fmt: skip
         staging[:, :num_rows].copy_(rows)
-        notice = wire.Append(lane, slot, counter, num_rows, np.array(entries, wire.APPEND_DTYPE)).encode()
+        notice = wire.Append(
+            lane, slot, counter, num_rows, np.array(list(entries), wire.APPEND_DTYPE)
+        ).encode()
 
         def send() -> None:
             self.transport.post(self.append_plans[lane][slot], bucket, notice)

@@ -27,6 +27,8 @@ class Doorbell:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        self.is_watched_ready = False
+        """True when the last ``wait`` saw a watched descriptor readable."""
 
     @property
     def address(self) -> str:
@@ -47,10 +49,10 @@ class Doorbell:
 
     def wait(self, timeout_s: float) -> bool:
         """Block until the bell rings, a watched descriptor is readable, or the time is up; True if either."""
-        ready = self._poll.poll(timeout_s * 1000)
-        for descriptor, _ in ready:
-            if descriptor == self._socket.fileno():
-                self._drain()
+        ready = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1000)]
+        self.is_watched_ready = any(descriptor != self._socket.fileno() for descriptor in ready)
+        if self._socket.fileno() in ready:
+            self._drain()
         return bool(ready)
 
     def _drain(self) -> None:

@@ -36,7 +36,8 @@ class Waiter:
     def wait_notices(self, timeout_s: float, *, idle: bool = False) -> list[Notice]:
         """Return what arrived, waiting up to ``timeout_s``; empty at the time-out.
 
-        A watched descriptor that becomes readable also ends the wait, so the result may be empty early.
+        A watched descriptor that becomes readable ends the wait, and so does a ring between exchanges: the
+        result may be empty early. The ring overtakes its notice, so wait again, as inside an exchange.
 
         Args:
             timeout_s: how long to wait at most.
@@ -54,10 +55,10 @@ class Waiter:
                 os.sched_yield()
             else:
                 rung = self._doorbell.wait(max(0.0, min(nap_s, end - now())))
+                if self._doorbell.is_watched_ready or (rung and idle):
+                    return self._transport.poll()
                 # The ring overtakes the notice: poll a while before sleeping again.
                 spin_end = now() + self._policy.spin_s if rung else spin_end
-                if rung and idle:
-                    return self._transport.poll()
             notices = self._transport.poll()
             if notices or now() >= end:
                 return notices

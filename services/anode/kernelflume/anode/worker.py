@@ -32,7 +32,7 @@ from kernelflume.anode.kvpool import KvPool
 from kernelflume.anode.links import prepare_link
 from kernelflume.anode.selftest import check_kernel
 from kernelflume.core.errors import KernelFlumeError, UnavailableError
-from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.runtime.logging import configure
 from kernelflume.runtime.tether import tether_to_parent
 from kernelflume.transport.doorbell import Doorbell, parse_address
@@ -83,13 +83,14 @@ class Worker:
     def run(self) -> None:
         """Serve until told to stop, or until the shell is gone."""
         self._doorbell.watch(self._control.fileno())
-        active_until = 0.0
+        is_active = False
         while not self._stopping:
-            idle = self._clock.now() >= active_until
-            notices = self._waiter.wait_notices(_POLL_S if idle else ACTIVE_S, idle=idle)
-            if notices:
-                self._exchange.turn(notices)
-                active_until = self._clock.now() + ACTIVE_S
+            timeout_s = ACTIVE_S if is_active else _POLL_S
+            deadline = Deadline(self._clock, timeout_s)
+            notices = self._waiter.wait_notices(timeout_s, idle=not is_active)
+            # A wait that ends early heard a ring, and what rang is about to arrive.
+            is_active = bool(notices) or not deadline.expired
+            self._exchange.turn(notices)
             self._serve_control()
         self._close()
 
