@@ -67,7 +67,9 @@ class ModelConfig:
                 f"model: {self.num_query_heads} query heads are no multiple of {self.num_kv_heads} KV heads"
             )
         if self.head_dim % 2:
-            raise ConfigurationError(f"model: head_dim must be even for rotary embeddings, not {self.head_dim}")
+            raise ConfigurationError(
+                f"model: head_dim must be even for rotary embeddings, not {self.head_dim}"
+            )
 
     def geometry(self, dtype: str, kv_dtype: str, model_id: str, *, revision: str) -> KvGeometry:
         """Return what an attention node learns of this model."""

@@ -31,9 +31,7 @@ _SHARD_ALIGNMENT = 8
 _PROGRESS_BYTES = 4 << 20
 
 
-def convert_gguf(
-    file: Path, *, cache_dir: Path, progress: Callable[[int, int], None] | None = None
-) -> Path:
+def convert_gguf(file: Path, *, cache_dir: Path, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the folder that holds ``file`` in Hugging Face layout, converting it if none does yet.
 
     The folder appears under its final name only when complete. Processes that want the same file at once wait

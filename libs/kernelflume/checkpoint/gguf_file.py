@@ -110,7 +110,9 @@ class _Parser:
             raise _DamagedError("it does not begin with GGUF")
         version = self._scalar("<I")
         if version not in _VERSIONS:
-            raise _DamagedError(f"version {version} is not supported, only {_VERSIONS} in little-endian order")
+            raise _DamagedError(
+                f"version {version} is not supported, only {_VERSIONS} in little-endian order"
+            )
         num_tensors, num_fields = self._scalar("<Q"), self._scalar("<Q")
         self._check_count(num_tensors, 24)
         self._check_count(num_fields, 13)
@@ -125,7 +127,9 @@ class _Parser:
         start = -(-self._at // alignment) * alignment
         return metadata, tuple(self._placed(entry, start) for entry in entries)
 
-    def _placed(self, entry: tuple[str, tuple[int, ...], GGMLQuantizationType, int], start: int) -> GgufTensor:
+    def _placed(
+        self, entry: tuple[str, tuple[int, ...], GGMLQuantizationType, int], start: int
+    ) -> GgufTensor:
         name, shape, kind, offset = entry
         block_size, block_bytes = GGML_QUANT_SIZES[kind]
         if shape[-1] % block_size:

@@ -104,7 +104,9 @@ def _planned(tensor: GgufTensor, metadata: Mapping[str, Any], architecture: str)
         elif ".self_attn.k_proj." in name:
             num_heads = int(metadata.get("llama.attention.head_count_kv", query_heads))
         if num_heads is not None and tensor.shape[0] % (2 * num_heads):
-            raise ConfigurationError(f"model: {tensor.shape[0]} rows of {tensor.name} do not split into heads")
+            raise ConfigurationError(
+                f"model: {tensor.shape[0]} rows of {tensor.name} do not split into heads"
+            )
     return ConvertedTensor(tensor, name, dtype, num_elements * ITEM_BYTES[dtype], num_heads)
 
 

@@ -59,7 +59,9 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = _list(metadata, "tokens")
     types = metadata.get("tokenizer.ggml.token_type") or [int(TokenType.NORMAL)] * len(tokens)
     if len(types) != len(tokens):
-        raise ConfigurationError(f"model: the GGUF file has {len(tokens)} tokens and {len(types)} token types")
+        raise ConfigurationError(
+            f"model: the GGUF file has {len(tokens)} tokens and {len(types)} token types"
+        )
     model = metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
         tokenizer, add_bos = _byte_pair(metadata, tokens)
@@ -195,7 +197,7 @@ def _edge(
 
 
 def _special(metadata: Mapping[str, Any], role: str, tokens: list[str]) -> str | None:
-    number = metadata.get(f"tokenizer.ggml.{role}_token_id")
+    number: int | None = metadata.get(f"tokenizer.ggml.{role}_token_id")
     if number is None:
         return None
     if not 0 <= number < len(tokens):
@@ -228,5 +230,5 @@ def _list(metadata: Mapping[str, Any], name: str) -> list[Any]:
 def _bpe(**arguments: Any) -> BPE:
     try:
         return BPE(**arguments)
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception for a bad merge
+    except Exception as error:  # the library raises nothing narrower for a bad merge
         raise ConfigurationError(f"model: the GGUF file's tokenizer is damaged: {error}") from error

@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name every PyTorch program uses
 from torch import Tensor
 
-from kernelflume.wnode.model.layers import interleave_halves, rms_norm, rotate, rotation
-from kernelflume.wnode.model.linear import Linear, gain_exponent
+from kernelflume.wnode.model.layer import DecoderLayer, scripted
+from kernelflume.wnode.model.layers import RmsNorm, interleave_halves, rotation
+from kernelflume.wnode.model.linear import gain_exponent, make_linear
 from kernelflume.wnode.model.weights import RandomWeights, StoredWeights
 
 if TYPE_CHECKING:
     from kernelflume.checkpoint.config import ModelConfig
     from kernelflume.checkpoint.source import Checkpoint
+    from kernelflume.wnode.model.linear import Linear
     from kernelflume.wnode.model.weights import WeightSource
 
 
@@ -36,23 +38,6 @@ class StepState:
     """Input of the present layer's projections [n, hidden], between project_query and project_kv."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderLayer:
-    """Weights of one layer; norm weights carry 1 / gain of the projections behind them."""
-
-    input_norm: Tensor
-    query: Linear
-    key_value: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Linear
-    output_bias: Tensor | None
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
-    down_bias: Tensor | None
-
-
 class Decoder:
     """The model in phases. Every method runs on the engine's thread; none keeps a reference to its inputs."""
 
@@ -62,7 +47,7 @@ class Decoder:
         *,
         embedding: Tensor,
         layers: tuple[DecoderLayer, ...],
-        final_norm: Tensor,
+        final_norm: RmsNorm,
         head: Linear,
         dtype: torch.dtype,
         device: torch.device,
@@ -70,105 +55,112 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._embedding = embedding
-        self._layers = layers
-        self._final_norm = final_norm
-        self._head = head
-        self._inverse_frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_dim)).to(device)
+        self.embedding = embedding
+        self.layers = layers
+        self.final_norm = final_norm
+        self.head = head
+        self._inverse_frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_dim)).to(
+            device
+        )
 
     @torch.inference_mode()
     def begin(self, token_ids: Tensor, positions: Tensor) -> StepState:
         """Look up the embeddings of ``token_ids`` [n] int64 at ``positions`` [n] int64."""
-        hidden = F.embedding(token_ids, self._embedding).to(self.dtype)
+        hidden = F.embedding(token_ids, self.embedding).to(self.dtype)
         return StepState(hidden, rotation(positions, self._inverse_frequencies))
 
     @torch.inference_mode()
     def project_query(self, layer: int, state: StepState) -> Tensor:
         """Return the rotated queries [n, Hq, D]."""
-        weights = self._layers[layer]
-        state.normed = rms_norm(state.hidden, weights.input_norm, self.config.rms_norm_eps)
-        query = weights.query(state.normed).unflatten(-1, (self.config.num_query_heads, self.config.head_dim))
-        if weights.query_norm is not None:
-            query = rms_norm(query, weights.query_norm, self.config.rms_norm_eps)
-        return rotate(query, state.turn)
+        query, state.normed = self.layers[layer].project_query(state.hidden, state.turn)
+        return query
 
     @torch.inference_mode()
     def project_kv(self, layer: int, state: StepState, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the rotated keys and the values, each [n, Hkv, D].
+        """Return the rotated keys and the values, each [n, Hkv, D]: views of ``out`` where given.
 
-        ``out`` [n, 2, Hkv, D] receives both where given, and the tensors returned are views of it. Call it
-        after ``project_query`` of the same layer.
+        ``out`` [n, 2, Hkv, D] may itself be a view whose last dimension is contiguous. Call this after
+        ``project_query`` of the same layer, once.
         """
-        weights = self._layers[layer]
         if state.normed is None:
-            raise RuntimeError("project_kv comes after project_query of the same layer")
-        heads = (2, self.config.num_kv_heads, self.config.head_dim)
-        projected = weights.key_value(state.normed).unflatten(-1, heads)  # [n, 2, Hkv, D]
-        state.normed = None
-        key, value = projected.unbind(1)
-        if weights.key_norm is not None:
-            key = rms_norm(key, weights.key_norm, self.config.rms_norm_eps)
+            raise RuntimeError("project_kv comes once after project_query of the same layer")
         if out is None:
-            return rotate(key, state.turn), value
-        out_key, out_value = out.unbind(1)
-        rotate(key, state.turn, out_key)
-        out_value.copy_(value)
-        return out_key, out_value
+            shape = (state.hidden.shape[0], 2, self.config.num_kv_heads, self.config.head_dim)
+            out = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.layers[layer].project_kv(state.normed, state.turn, out)
+        state.normed = None
+        key, value = out.unbind(1)
+        return key, value
 
     @torch.inference_mode()
     def finish_layer(self, layer: int, state: StepState, attention: Tensor) -> None:
         """Project ``attention`` [n, Hq * D] back, run the feed-forward network; update ``state.hidden``."""
-        weights = self._layers[layer]
-        hidden = state.hidden
-        hidden.add_(weights.output(attention), alpha=1.0 / weights.output.gain)
-        if weights.output_bias is not None:
-            hidden.add_(weights.output_bias)
-        normed = rms_norm(hidden, weights.post_norm, self.config.rms_norm_eps)
-        gate, up = weights.gate_up(normed).chunk(2, dim=-1)
-        hidden.add_(weights.down(F.silu(gate).mul_(up)), alpha=1.0 / weights.down.gain)
-        if weights.down_bias is not None:
-            hidden.add_(weights.down_bias)
+        self.layers[layer].finish(state.hidden, attention)
 
     @torch.inference_mode()
     def logits(self, state: StepState, rows: Tensor | None = None) -> Tensor:
         """Return float32 logits [m, vocab] of the rows named by index [m] int64, or of all rows."""
         hidden = state.hidden if rows is None else state.hidden.index_select(0, rows)
-        return self._head(rms_norm(hidden, self._final_norm, self.config.rms_norm_eps)).float()
+        logits: Tensor = self.head(self.final_norm(hidden))
+        return logits.float()
 
 
 def load_decoder(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str, random_seed: int | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    random_seed: int | None = None,
+    pack_weights: bool = True,
 ) -> Decoder:
     """Read ``checkpoint`` into a decoder; with ``random_seed`` only its configuration is used.
+
+    ``pack_weights`` allows the packed storage of ``Linear`` where it loses nothing.
 
     Raises:
         ConfigurationError: a tensor is missing, left over, of the wrong shape, or cannot be read.
     """
     if random_seed is not None:
-        return random_decoder(checkpoint.config, dtype=dtype, device=device, seed=random_seed)
+        return random_decoder(
+            checkpoint.config, dtype=dtype, device=device, seed=random_seed, pack_weights=pack_weights
+        )
     with StoredWeights(checkpoint.weights) as weights:
-        decoder = build_decoder(checkpoint.config, weights, dtype=dtype, device=torch.device(device))
+        decoder = build_decoder(
+            checkpoint.config, weights, dtype=dtype, device=torch.device(device), pack_weights=pack_weights
+        )
         weights.check_all_taken(unused=("lm_head.weight",) if checkpoint.config.tie_word_embeddings else ())
     return decoder
 
 
 def random_decoder(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, seed: int
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+    pack_weights: bool = True,
 ) -> Decoder:
     """Return a decoder of ``config``'s shape with weights drawn from ``seed``: equal for equal seeds."""
-    return build_decoder(config, RandomWeights(seed), dtype=dtype, device=torch.device(device))
+    return build_decoder(
+        config, RandomWeights(seed), dtype=dtype, device=torch.device(device), pack_weights=pack_weights
+    )
 
 
 @torch.inference_mode()
 def build_decoder(
-    config: ModelConfig, weights: WeightSource, *, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    weights: WeightSource,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    pack_weights: bool = True,
 ) -> Decoder:
     """Take every tensor of ``config``'s architecture from ``weights``.
 
     Raises:
         ConfigurationError: a tensor is missing or of the wrong shape.
     """
-    loader = _Loader(config, weights, dtype, device)
+    loader = _Loader(config, weights, dtype, device, pack_weights)
     stored_embedding = weights.take("embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers = tuple(loader.layer(index) for index in range(config.num_layers))
     final_norm = loader.tensor("norm.weight", config.hidden_size)
@@ -176,13 +168,13 @@ def build_decoder(
         table = stored_embedding.to(device, dtype)
     else:
         table = loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
-    head = Linear(table, gain_exponent=gain_exponent(table))
+    head = make_linear(table, exponent=loader.gain_exponent(table))
     return Decoder(
         config,
         # Kept in the format it is stored in: only the rows looked up are ever widened.
         embedding=stored_embedding.clone().to(device),
         layers=layers,
-        final_norm=final_norm / head.gain,
+        final_norm=RmsNorm(final_norm, config.rms_norm_eps, divisor=head.gain),
         head=head,
         dtype=dtype,
         device=device,
@@ -193,12 +185,21 @@ class _Loader:
     """Builds layers out of named tensors."""
 
     def __init__(
-        self, config: ModelConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        pack_weights: bool,
     ) -> None:
         self._config = config
         self._weights = weights
         self._dtype = dtype
         self._device = device
+        self._pack_weights = pack_weights
+
+    def gain_exponent(self, *weights: Tensor) -> int | None:
+        return gain_exponent(*weights) if self._pack_weights else None
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(name, *shape).to(self._device, self._dtype)
@@ -219,9 +220,9 @@ class _Loader:
         query, query_bias = self._interleaved(query, query_bias, config.num_query_heads)
         key, key_bias = self._interleaved(key, key_bias, config.num_kv_heads)
         key_value = torch.cat((key, value))
-        projections = gain_exponent(query, key_value)
-        query_linear = Linear(query, query_bias, gain_exponent=projections)
-        key_value_linear = Linear(key_value, _concatenated(key_bias, value_bias), gain_exponent=projections)
+        projections = self.gain_exponent(query, key_value)
+        query_linear = make_linear(query, query_bias, exponent=projections)
+        key_value_linear = make_linear(key_value, _concatenated(key_bias, value_bias), exponent=projections)
 
         output, output_bias = self._projection(f"{attention}.o_proj", hidden, query_width, config.output_bias)
         post_norm = self.tensor(f"{name}.post_attention_layernorm.weight", hidden)
@@ -229,24 +230,31 @@ class _Loader:
         up, up_bias = self._projection(f"{mlp}.up_proj", ffn, hidden, config.mlp_bias)
         down, down_bias = self._projection(f"{mlp}.down_proj", hidden, ffn, config.mlp_bias)
         gate_up = torch.cat((gate, up))
-        gate_up_linear = Linear(
-            gate_up, _concatenated(gate_bias, up_bias), gain_exponent=gain_exponent(gate_up)
+        gate_up_linear = make_linear(
+            gate_up, _concatenated(gate_bias, up_bias), exponent=self.gain_exponent(gate_up)
         )
-        query_norm = self.optional(config.qk_norm, f"{attention}.q_norm.weight", head_dim)
-        key_norm = self.optional(config.qk_norm, f"{attention}.k_norm.weight", head_dim)
-        return DecoderLayer(
-            input_norm=input_norm / query_linear.gain,
+        layer = DecoderLayer(
+            head_dim=head_dim,
+            input_norm=RmsNorm(input_norm, config.rms_norm_eps, divisor=query_linear.gain),
             query=query_linear,
             key_value=key_value_linear,
-            query_norm=None if query_norm is None else interleave_halves(query_norm, 1),
-            key_norm=None if key_norm is None else interleave_halves(key_norm, 1),
-            output=Linear(output, gain_exponent=gain_exponent(output)),
+            query_norm=self._head_norm(f"{attention}.q_norm.weight"),
+            key_norm=self._head_norm(f"{attention}.k_norm.weight"),
+            output=make_linear(output, exponent=self.gain_exponent(output)),
             output_bias=output_bias,
-            post_norm=post_norm / gate_up_linear.gain,
+            post_norm=RmsNorm(post_norm, config.rms_norm_eps, divisor=gate_up_linear.gain),
             gate_up=gate_up_linear,
-            down=Linear(down, gain_exponent=gain_exponent(down)),
+            down=make_linear(down, exponent=self.gain_exponent(down)),
             down_bias=down_bias,
         )
+        # On a GPU the calls are captured in a graph once, so there is nothing to win.
+        return scripted(layer) if self._device.type == "cpu" else layer
+
+    def _head_norm(self, name: str) -> RmsNorm | None:
+        if not self._config.qk_norm:
+            return None
+        weight = interleave_halves(self.tensor(name, self._config.head_dim), 1)
+        return RmsNorm(weight, self._config.rms_norm_eps)
 
     def _projection(self, name: str, rows: int, columns: int, bias: bool) -> tuple[Tensor, Tensor | None]:
         return self.tensor(f"{name}.weight", rows, columns), self.optional(bias, f"{name}.bias", rows)

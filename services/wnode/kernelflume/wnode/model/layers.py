@@ -1,39 +1,63 @@
-"""The small operations between projections: normalisation and rotary embedding."""
+"""The small operations between projections: normalisation and rotary embedding.
+
+All of it is also compiled as TorchScript, so it keeps to what that understands.
+"""
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name every PyTorch program uses
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Divide each row [..., d] by its root mean square and multiply by ``weight`` [d]; float32 inside."""
-    return F.rms_norm(rows.float(), weight.shape, weight, eps).to(rows.dtype)
+class RmsNorm(nn.Module):
+    """Divides each row [..., d] by its root mean square and multiplies by a weight; float32 inside.
+
+    Written ``x / hypot(|x|, sqrt(d eps)) * (weight sqrt(d))``, which is the same in four operations: in a
+    step of one row the number of operations counts, not their size.
+    """
+
+    def __init__(self, weight: Tensor, eps: float, *, divisor: float = 1.0) -> None:
+        """Take ``weight`` [d]; ``divisor`` undoes the gain of the projections that read the result."""
+        super().__init__()
+        size = weight.shape[0]
+        self.weight = weight.float() * (math.sqrt(size) / divisor)
+        self.floor = torch.tensor(math.sqrt(size * eps), dtype=torch.float32, device=weight.device)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Normalise ``rows`` [..., d]."""
+        wide = rows.float()
+        length = torch.ops.aten.linalg_vector_norm(wide, 2.0, [-1], True)
+        normed: Tensor = (wide / torch.hypot(length, self.floor)).mul_(self.weight)
+        return normed.to(rows.dtype)
 
 
 def rotation(positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
-    """Return the rotation of each row's dimension pairs: complex64 [n, 1, head_dim / 2].
+    """Return the rotation of each row's dimension pairs: complex64 [n, 1, D / 2].
 
-    ``positions`` is int64 [n]; ``inverse_frequencies`` float32 [head_dim / 2].
+    ``positions`` is int64 [n]; ``inverse_frequencies`` float32 [D / 2].
     """
-    angles = positions.to(torch.float32).unsqueeze(-1) * inverse_frequencies  # [n, head_dim / 2]
+    angles = positions.to(torch.float32).unsqueeze(-1) * inverse_frequencies  # [n, D / 2]
     return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
 
 
-def rotate(heads: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
-    """Turn each pair (2i, 2i + 1) of ``heads`` [n, H, D] by ``turn`` [n, 1, D / 2] complex64.
+def rotate(heads: Tensor, turn: Tensor) -> Tensor:
+    """Turn each pair (2i, 2i + 1) of ``heads`` [n, H, D] by ``turn`` complex64 [n, 1, D / 2]."""
+    return torch.view_as_real(_pairs(heads.float()) * turn).flatten(-2).to(heads.dtype)
 
-    ``out`` [n, H, D], possibly a strided view, receives the result where given.
-    """
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
-    if out is not None and out.dtype == torch.float32:
-        torch.mul(pairs, turn, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))
-        return out
-    turned = torch.view_as_real(pairs * turn).flatten(-2)
-    if out is not None:
-        return out.copy_(turned)
-    return turned.to(heads.dtype)
+
+def rotate_into(heads: Tensor, turn: Tensor, out: Tensor) -> None:
+    """Do the same into ``out`` [n, H, D], which may be a view whose last dimension is contiguous."""
+    if out.dtype == torch.float32:
+        torch.mul(_pairs(heads.float()), turn, out=_pairs(out))
+    else:
+        out.copy_(rotate(heads, turn))
+
+
+def _pairs(heads: Tensor) -> Tensor:
+    pairs: Tensor = heads.unflatten(-1, (heads.size(-1) // 2, 2))
+    return torch.view_as_complex(pairs)
 
 
 def interleave_halves(weight: Tensor, num_heads: int) -> Tensor:

@@ -52,7 +52,8 @@ class StoredWeights:
             raise ConfigurationError(f"model: the checkpoint has no tensor {stored_name}")
         if entry.shape != shape:
             raise ConfigurationError(
-                f"model: tensor {stored_name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
+                f"model: tensor {stored_name} has shape {list(entry.shape)}, "
+                f"config.json asks for {list(shape)}"
             )
         try:
             file = self._files.get(str(entry.file))
@@ -61,7 +62,9 @@ class StoredWeights:
                 self._files[str(entry.file)] = file
             tensor: Tensor = file.get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
-            raise ConfigurationError(f"model: cannot read {stored_name} from {entry.file}: {error}") from error
+            raise ConfigurationError(
+                f"model: cannot read {stored_name} from {entry.file}: {error}"
+            ) from error
         if not tensor.is_floating_point():
             raise ConfigurationError(
                 f"model: tensor {stored_name} is stored as {entry.dtype}, which is not supported"
