@@ -29,7 +29,7 @@ def test_the_version_is_the_installed_one() -> None:
     assert run("version") == (0, f"{version('kernelflume')}\n")
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "scale", "version"])
+@pytest.mark.parametrize("command", ["serve", "status", "scale", "geometry", "version"])
 def test_every_command_has_help(command: str) -> None:
     code, text = run(command, "--help")
     assert code == 0

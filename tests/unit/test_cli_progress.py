@@ -17,7 +17,7 @@ def test_plain_lines_are_few() -> None:
         reporter.fraction("model", "converting", 0.1)
         reporter.fraction("model", "converting", 0.2)
         reporter.ready("wnode", "weight node", 1.25)
-    assert lines == ["starting weight node", "converting ...", "weight node ready after 1.2 s"]
+    assert lines == ["weight node ...", "converting ...", "weight node ready after 1.2 s"]
 
 
 def test_a_terminal_gets_a_live_view_and_a_pipe_gets_lines() -> None:

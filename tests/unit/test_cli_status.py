@@ -57,6 +57,8 @@ def shown(message: scaler_pb2.Topology) -> str:
 def test_the_tables_say_state_use_and_ranges() -> None:
     lines = shown(topology()).splitlines()
     assert lines[0].startswith("epoch 7: 1 of 2 attention nodes active, 1 weight node(s), 1 sequence(s)")
+    assert lines[1].split("  ")[0].startswith("attention node state")
+    assert lines[1].rstrip().endswith("% sequences address")
     words = [line.split() for line in lines]
     assert "a-1 active 22.5 MiB 90.0 MiB 25.0 1 127.0.0.1:9001".split() in words
     assert "a-2 draining, lease lost 0 B 0 B - 0 127.0.0.1:9002".split() in words

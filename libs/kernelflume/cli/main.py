@@ -40,6 +40,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+MODEL_HELP = "A Hugging Face folder, a .gguf file, or `smollm2`."
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(help="Format of weights and of keys and values; auto is float32 on a CPU."),
+]
 ScalerAddress = Annotated[
     str, typer.Option("--scaler", envvar="KERNELFLUME_SCALER", help="host:port of the scaler's admin API.")
 ]
@@ -52,12 +57,7 @@ def _state_dir() -> Path:
 
 @app.command()
 def serve(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A Hugging Face folder, a .gguf file, or `smollm2`.", show_default=False, metavar="MODEL"
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")],
     *,
     attention_nodes: Annotated[int, typer.Option(min=1, help="Attention nodes to begin with.")] = 2,
     host: Annotated[str, typer.Option(help="Address that clients reach.")] = "127.0.0.1",
@@ -68,10 +68,7 @@ def serve(
         list[str] | None,
         typer.Option(help="Name that clients use for the model; may be repeated. [default: MODEL]"),
     ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Format of weights and of keys and values; auto is float32 on a CPU."),
-    ] = "auto",
+    dtype: Dtype = "auto",
     max_model_len: Annotated[
         int | None,
         typer.Option(min=2, help="Longest prompt and answer together, in tokens. [default: the model's]"),
@@ -187,6 +184,21 @@ def scale(
     typer.echo(scaling.outcome(operation))
     if operation.result != scaling.SUCCEEDED:
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def geometry(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")],
+    *,
+    dtype: Dtype = "auto",
+) -> None:
+    """Print a model's head geometry as JSON: what scalers and attention nodes take as --geometry."""
+    from kernelflume.cli.prepare import find_model, geometry_of  # noqa: PLC0415 - see serve
+
+    with errors_as_exit():
+        with reporter_for(Console(stderr=True)) as reporter:
+            checkpoint = find_model(model, reporter)
+        typer.echo(json.dumps(geometry_of(checkpoint, dtype).to_dict()))
 
 
 @app.command()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kernelflume.checkpoint.source import Checkpoint
     from kernelflume.cli.progress import StartReporter
+    from kernelflume.core.geometry import KvGeometry
 
 _CPU_DTYPE = "float32"
 """What `auto` means without a GPU: half precision is slower on most CPUs."""
@@ -125,18 +126,23 @@ def find_model(model: str, reporter: StartReporter) -> Checkpoint:
     return checkpoint
 
 
+def geometry_of(checkpoint: Checkpoint, dtype: str) -> KvGeometry:
+    """Return what attention nodes are told of a model; keys and values are kept in the model's format."""
+    concrete = _CPU_DTYPE if dtype == "auto" else dtype
+    return checkpoint.geometry(concrete, concrete)
+
+
 def plan(options: StackOptions, checkpoint: Checkpoint) -> tuple[tuple[PartSpec, ...], ...]:
     """Plan the stack for this machine.
 
     Raises:
         ConfigurationError: there is no embedded Redis server and no other was named.
     """
-    dtype = _CPU_DTYPE if options.dtype == "auto" else options.dtype
     ports = Ports(redis=free_port(), weight_node=free_port())
     return plan_stack(
         options,
         checkpoint=checkpoint.path,
-        geometry=checkpoint.geometry(dtype, dtype),
+        geometry=geometry_of(checkpoint, options.dtype),
         ports=ports,
         threads=divide_threads(len(os.sched_getaffinity(0)), options.num_attention_nodes),
         embedded_redis=() if options.redis_url else embedded_command(ports.redis, options.log_dir),

@@ -60,7 +60,7 @@ class PlainReporter:
         del detail
         if name not in self._announced:
             self._announced.add(name)
-            self._write(f"starting {title}")
+            self._write(f"{title} ...")
 
     def fraction(self, name: str, title: str, done: float) -> None:
         """Announce work that takes long once."""

@@ -74,9 +74,7 @@ def ranges(owned: Sequence[common_pb2.OwnedRange]) -> str:
 
 
 def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
-    table = _table(
-        "attention node", "state", ">KV used", ">capacity", ">%", ">tokens", ">sequences", "address"
-    )
+    table = _table("attention node", "state", ">KV used", ">capacity", ">%", ">sequences", "address")
     for node in nodes:
         used, capacity = node.used_tokens, node.capacity_tokens
         state = node.state if node.alive else f"{node.state}, lease lost"

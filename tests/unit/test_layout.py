@@ -1,0 +1,122 @@
+"""Rules of the repository that no other tool keeps."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from kernelflume.anode.settings import AttentionNodeSettings
+from kernelflume.cli.main import app
+from kernelflume.router.settings import RouterSettings
+from kernelflume.runtime.settings import ServiceSettings, load
+from kernelflume.scaler.settings import ScalerSettings
+from kernelflume.wnode.settings import WeightNodeSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = [ROOT / "libs" / "kernelflume", *sorted((ROOT / "services").glob("*/kernelflume"))]
+MODULES = [
+    path
+    for package in PACKAGES
+    for path in sorted(package.rglob("*.py"))
+    if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+]
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "anode": AttentionNodeSettings,
+    "router": RouterSettings,
+    "scaler": ScalerSettings,
+    "wnode": WeightNodeSettings,
+}
+GEOMETRY = (
+    '{"model_id": "m", "model_revision": "r", "num_layers": 1, "num_query_heads": 2, "num_kv_heads": 1, '
+    '"head_dim": 8, "dtype": "float32", "kv_dtype": "float32"}'
+)
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose" / "cpu.yaml").read_text())
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_part_is_found() -> None:
+    assert [package.parent.name for package in PACKAGES] == ["libs", "anode", "router", "scaler", "wnode"]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.parent.name)
+def test_the_namespace_package_has_no_init(package: Path) -> None:
+    # It would hide the parts of the namespace that lie in other folders.
+    assert not (package / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_what_it_is(module: Path) -> None:
+    assert ast.get_docstring(ast.parse(module.read_text()))
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {path.parent for path in MODULES} - set(PACKAGES)
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_links_between_documents_hold() -> None:
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("compose/*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
+            assert "://" in link or (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_every_dependency_is_pinned() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        found = (re.match(r"[A-Za-z0-9._-]+", text) for text in requirements)
+        return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+    optional = PROJECT["project"]["optional-dependencies"].values()
+    wanted = names([*PROJECT["project"]["dependencies"], *(item for group in optional for item in group)])
+    lines = (ROOT / "requirements" / "constraints.txt").read_text().splitlines()
+    pinned = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in pinned), (
+        "exact releases only"
+    )
+    assert wanted - {"kernelflume"} <= names(pinned)
+
+
+@pytest.mark.parametrize("service", ["scaler", "a-1", "a-2", "w-1", "router"])
+def test_compose_commands_are_understood_by_their_services(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = COMPOSE["services"][service]
+    for name, value in definition["environment"].items():
+        monkeypatch.setenv(name, value)
+    name, *arguments = [re.sub(r"\$\{GEOMETRY:[^}]*\}", GEOMETRY, text) for text in definition["command"]]
+    settings = load(SETTINGS[name], arguments, program=name)
+    assert settings.redis_url == "redis://redis:6379/0"
+    if isinstance(settings, WeightNodeSettings | AttentionNodeSettings):
+        # Others call a node at the address it listens on, so it must be its name in the network.
+        assert settings.address.startswith(f"{service}:")
+        assert settings.doorbell_host == service
+
+
+def test_compose_has_a_health_check_to_wait_for_and_images_that_exist() -> None:
+    targets = set(
+        re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "compose" / "Dockerfile").read_text(), re.MULTILINE)
+    )
+    for name, definition in COMPOSE["services"].items():
+        for needed in definition.get("depends_on", {}):
+            assert "healthcheck" in COMPOSE["services"][needed], f"{name} waits for {needed}"
+        if "build" in definition:
+            assert definition["build"]["target"] in targets
+            assert (ROOT / definition["build"]["dockerfile"]).is_file()
+
+
+def test_the_readme_s_commands_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    for line in re.findall(r"^(?:\.venv/bin/)?kernelflume (\w+)", text, re.MULTILINE):
+        assert CliRunner().invoke(app, [line, "--help"]).exit_code == 0, line
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`?make ([a-z]+)", text)) <= set(targets)
