@@ -190,7 +190,7 @@ async def router(folder: Path, nodes: Sequence[ScriptedWeightNode], **settings: 
     """Run a router in this process; give its base URL once it is listening."""
     port = free_port()
     stop = asyncio.Event()
-    full = {
+    full: dict[str, Any] = {
         "model": str(folder),
         "served_model_name": ("tiny", "also-tiny"),
         "weight_nodes": tuple(node.address for node in nodes),

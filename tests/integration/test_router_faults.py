@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-LETTER = byte_level_tokenizer().token_to_id("x")
+LETTER = byte_level_tokenizer().encode("x").ids[0]
 BODY = {"prompt": "a", "max_tokens": 200}
 
 

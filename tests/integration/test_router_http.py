@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -21,10 +22,13 @@ from tests.router_parts import (
     write_model,
 )
 
+from kernelflume.router.schemas import ChatCompletionRequest, CompletionRequest
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from pydantic import BaseModel
     from tests.router_parts import ScriptedWeightNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -323,3 +327,34 @@ async def test_openapi_document_describes_the_bodies(shared_client: httpx.AsyncC
     document = (await shared_client.get("/openapi.json")).json()
     assert "requestBody" in document["paths"]["/v1/chat/completions"]["post"]
     assert json.dumps(document).count("chat_template_kwargs") > 0
+
+
+ODD_VALUES = """[
+    null, true, false, 0, 1, -1, 2147483648, 4294967296, 9223372036854775808, 18446744073709551616, 1e300, 0.5, -0.0,
+    10000000000000000000000000000000000000000, "", "a", "\\u0000", "{}", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    [], [[]], [null], ["a"], ["", "b"], [1, 2], [1099511627776], [[1], "x"], [[-1]], {}, {"a": {"b": []}}, {"self": 1},
+    {"type": "text"}, {"include_usage": true}, [{"role": "user"}], [{"role": [], "content": {}}],
+    [{"role": "user", "content": [{"type": "text", "text": "x"}]}], [{"role": "assistant", "content": null}]
+]"""
+
+
+async def test_nothing_that_a_client_sends_gives_500(shared_client: httpx.AsyncClient) -> None:
+    chance = random.Random(0)  # noqa: S311 - the same requests every time
+    odd = json.loads(ODD_VALUES)
+    bases: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
+        "/v1/chat/completions": (CHAT, ChatCompletionRequest),
+        "/v1/completions": ({"prompt": "a"}, CompletionRequest),
+    }
+    seen: set[int] = set()
+    for _ in range(400):
+        path = chance.choice(list(bases))
+        base, kind = bases[path]
+        names = chance.sample(sorted(kind.model_fields), chance.randint(1, 2))
+        body = base | {name: chance.choice(odd) for name in names}
+        response = await shared_client.post(path, json=body)
+        seen.add(response.status_code)
+        assert response.status_code in {200, 400, 404}, body
+        if response.status_code != 200:
+            assert response.json()["error"]["message"]
+    assert seen >= {200, 400}
+    assert 'status="500"' not in (await shared_client.get("/metrics")).text

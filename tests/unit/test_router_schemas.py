@@ -95,7 +95,9 @@ def test_bad_messages_are_named(message: Any, place: str) -> None:
 def test_stop_is_one_string_or_some_and_bounded() -> None:
     assert chat(stop="a").stop == ("a",)
     assert chat(stop=["a"] * 16).stop == ("a",) * 16
-    for bad in ("", [""], ["a"] * 17, ["a" * 1025], 5, [5], {}):
+    too_many, too_long = ["a"] * 17, ["a" * 1025]
+    bad: Any
+    for bad in ("", [""], too_many, too_long, 5, [5], {}):
         with pytest.raises(InvalidRequestError) as refused:
             chat(stop=bad)
         assert refused.value.parameter == "stop"

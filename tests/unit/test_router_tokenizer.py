@@ -33,7 +33,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, executor: ThreadPoolExec
 
 
 def render(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> Any:
-    defaults = {"add_generation_prompt": True, "continue_final_message": False, "template_kwargs": {}}
+    defaults: dict[str, Any] = {
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "template_kwargs": {},
+    }
     return tokenizer.render_chat(messages, **(defaults | options))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError
+from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -87,7 +89,7 @@ class Completion:
             metrics: counts them.
             clock: for latencies.
             arrived_at: when the request came, by ``clock``.
-            stall_timeout_s: bound of the wait for the next token.
+            stall_timeout_s: bound of the wait for the next token of any choice.
         """
         self._jobs = jobs
         self._texts = texts
@@ -97,7 +99,8 @@ class Completion:
         self._metrics = metrics
         self._clock = clock
         self._arrived_at = arrived_at
-        self._stall_timeout_s = stall_timeout_s
+        stalled = DeadlineError(f"no token came within {stall_timeout_s:g} s")
+        self._watchdog = Watchdog(stall_timeout_s, partial(self.fail, stalled))
         self._arrived = asyncio.Event()
         self._starting: list[asyncio.Task[Generation]] = []
         self._generations: list[Generation] = []
@@ -143,7 +146,9 @@ class Completion:
             elif self._error is not None:
                 raise self._error
             elif self._open:
-                await self._wait_arrived()
+                self._watchdog.arm()
+                await self._arrived.wait()
+                self._watchdog.disarm()
 
     def usage(self) -> Usage:
         """Return the tokens so far."""
@@ -168,6 +173,7 @@ class Completion:
         if self._closed:
             return
         self._closed = True
+        self._watchdog.close()
         for generation in self._generations:
             generation.close()
         for index in self._open:
@@ -199,13 +205,6 @@ class Completion:
                 self._open.discard(index)
                 self._count_end(index, delta.finish_reason)
         return news
-
-    async def _wait_arrived(self) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await self._arrived.wait()
-        except TimeoutError:
-            raise DeadlineError(f"no token came within {self._stall_timeout_s:g} s") from None
 
     async def _start(self, job: ChoiceJob) -> Generation:
         progress = _Progress(self._metrics, self._clock, self._arrived_at)

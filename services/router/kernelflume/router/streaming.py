@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from starlette.responses import Response
 
 from kernelflume.router.errors import ClientGoneError
+from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -25,25 +26,31 @@ def event(payload: str) -> str:
     return f"data: {payload}\n\n"
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> T:
+async def until_disconnect(
+    receive: Receive, work: Coroutine[None, None, T], *, stalled: asyncio.Event | None = None
+) -> T:
     """Run ``work`` to its end, unless the client goes away first: then it is cancelled.
 
     Args:
         receive: the request's messages; its body must have been read.
         work: what to run.
+        stalled: set when the client does not read what it is sent; it then counts as gone.
 
     Raises:
         ClientGoneError: the client went away.
     """
     worker = asyncio.create_task(work)
-    watcher = asyncio.create_task(_wait_disconnect(receive))
+    watchers = [asyncio.create_task(_wait_disconnect(receive))]
+    if stalled is not None:
+        watchers.append(asyncio.create_task(_wait_set(stalled)))
     try:
-        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((worker, *watchers), return_when=asyncio.FIRST_COMPLETED)
         if not worker.done():
             raise ClientGoneError("the client went away")
         return worker.result()
     finally:
-        watcher.cancel()
+        for watcher in watchers:
+            watcher.cancel()
         if not worker.done():
             worker.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -54,6 +61,10 @@ async def _wait_disconnect(receive: Receive) -> None:
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
         message = await receive()
+
+
+async def _wait_set(event_set: asyncio.Event) -> None:
+    await event_set.wait()
 
 
 class EventStreamResponse(Response):
@@ -86,17 +97,21 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI gives it
         """Send the response."""
+        stalled = asyncio.Event()
+        watchdog = Watchdog(self._write_timeout_s, stalled.set)
         try:
-            await until_disconnect(receive, self._send_all(send))
-        except (ClientGoneError, TimeoutError):
+            await until_disconnect(receive, self._send_all(send, watchdog), stalled=stalled)
+        except ClientGoneError:
             self._on_disconnect()
         finally:
+            watchdog.close()
             await self._events.aclose()
             self._on_close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, watchdog: Watchdog) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for text in self._events:
-            async with asyncio.timeout(self._write_timeout_s):
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            watchdog.arm()
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            watchdog.disarm()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

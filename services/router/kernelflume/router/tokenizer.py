@@ -37,6 +37,15 @@ _RESERVED_TEMPLATE_NAMES = frozenset(
         *_TEMPLATE_TOKENS,
     }
 )
+_TEMPLATE_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _NUM_BYTES = 256
 
 T = TypeVar("T")
@@ -165,7 +174,7 @@ class Tokenizer:
                     **self._template_tokens,
                     **template_kwargs,
                 )
-            except (TemplateError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            except _TEMPLATE_FAILURES as error:
                 # The template is the model's own code; what it raises it raises about the conversation.
                 message = f"The chat template refused the conversation: {error}"
                 raise InvalidRequestError(message, parameter="messages") from error

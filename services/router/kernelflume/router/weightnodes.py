@@ -64,6 +64,11 @@ class WeightNode:
             queue_full=0 < load.max_num_waiting <= load.num_requests_waiting,
         )
 
+    @property
+    def idle(self) -> bool:
+        """True when none of this router's calls runs there."""
+        return self._num_calls == 0
+
     def generate(self, request: wnode_pb2.GenerateRequest, *, timeout_s: float) -> GenerateCall:
         """Start a call; ``call_ended`` must be told of its end."""
         self._num_calls += 1
@@ -166,7 +171,7 @@ class WeightNodes:
         """Find the living nodes and probe each."""
         await self._discover()
         await asyncio.gather(*(node.probe(self._revision) for node in self._nodes.values()))
-        for node in [node for node in self._leaving if not node.view().num_requests]:
+        for node in [node for node in self._leaving if node.idle]:
             self._leaving.remove(node)
             await node.close()
 
