@@ -69,7 +69,9 @@ class RedisStore:
                 url,
                 max_connections=_MAX_CONNECTIONS,
                 timeout=timeout_s,
-                socket_timeout=timeout_s,
+                # `_reaching` bounds each call. The client's own timeout is made with asyncio.wait_for, which
+                # before Python 3.12 loses a cancellation that comes just as it ends.
+                socket_timeout=None,
                 socket_connect_timeout=timeout_s,
                 socket_keepalive=True,
                 decode_responses=True,
@@ -158,7 +160,8 @@ class RedisStore:
         while True:
             try:
                 async with self._redis.pubsub() as channel:
-                    await channel.subscribe(self._keys.notices)
+                    async with self._reaching("subscribe to notices"):
+                        await channel.subscribe(self._keys.notices)
                     while True:
                         message = await channel.get_message(timeout=self._timeout_s)
                         if message is not None:
