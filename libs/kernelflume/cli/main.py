@@ -221,3 +221,7 @@ for _name, _help in services.SERVICES.items():
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(_service_command(_name))
+
+
+if __name__ == "__main__":
+    app()

@@ -54,6 +54,7 @@ async def run_stages(
         out.print(ready_line(options), markup=False, highlight=False, soft_wrap=True)
         await supervisor.wait_end()
     finally:
+        err.print("stopping ...", highlight=False)
         await supervisor.stop()
         await readiness.close()
 

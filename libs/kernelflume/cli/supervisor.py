@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PR_SET_CHILD_SUBREAPER = 36
 _PROBE_INTERVAL_S = 0.1
 _REAP_S = 2.0
+_KILL_ROUNDS = 3
 
 
 class StackInterruptedError(KernelFlumeError):
@@ -91,10 +92,7 @@ class Supervisor:
         for probe, address in spec.probes:
             while (missing := await self._readiness.missing(probe, address)) is not None:
                 if deadline.expired:
-                    raise DeadlineError(
-                        f"the {spec.title} was not ready within {deadline.seconds:g} s: {missing}\n"
-                        f"its log: {log_path(self._log_dir, spec)}"
-                    )
+                    raise DeadlineError(explain_delay(spec, deadline, missing, log_path(self._log_dir, spec)))
                 reporter.working(spec.name, spec.title, missing)
                 await asyncio.sleep(_PROBE_INTERVAL_S)
         reporter.ready(spec.name, spec.title, self._clock.now() - began)
@@ -128,6 +126,15 @@ def explain_exit(spec: PartSpec, exit_code: int, path: Path) -> str:
     return f"the {spec.title} {how}: {last_error(path) or 'it logged nothing'}\nits log: {path}"
 
 
+def explain_delay(spec: PartSpec, deadline: Deadline, missing: str, path: Path) -> str:
+    """Say which part is late, what is missing, what it logged last, and where."""
+    logged = last_error(path)
+    return (
+        f"the {spec.title} was not ready within {deadline.seconds:g} s: {missing}\n"
+        f"{f'it logged: {logged}{chr(10)}' if logged else ''}its log: {path}"
+    )
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that none can be overlooked."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -135,8 +142,12 @@ def adopt_orphans() -> None:
 
 def kill_descendants() -> None:
     """Kill whatever this process started that still runs."""
-    left = psutil.Process().children(recursive=True)
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left, timeout=_REAP_S)
+    # More than one look: a process may start another one while it is being found.
+    for _ in range(_KILL_ROUNDS):
+        left = psutil.Process().children(recursive=True)
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=_REAP_S)
