@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import grpc
 
-from kernelflume.core.errors import KernelFlumeError, NotFoundError, UnavailableError
+from kernelflume.core.errors import DeadlineError, KernelFlumeError, NotFoundError, UnavailableError
 from kernelflume.core.leases import NodeKind
 from kernelflume.rpc.channel import open_channel
 from kernelflume.rpc.status import error_of
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from kernelflume.core.routing import AttentionNodeEntry
     from kernelflume.runtime.clock import Clock
     from kernelflume.store.base import LeaseStore
+
+logger = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT_S = 5.0
 _RETRY_INTERVAL_S = 0.2
@@ -97,9 +100,12 @@ class WeightNodes:
     async def release(self, entries: Sequence[AttentionNodeEntry], deadline: Deadline) -> None:
         """Make every living weight node forget each of ``entries``; wait while one still refers to it.
 
+        One that cannot be reached for long is not waited for: it learns from the table.
+
         Raises:
-            DeadlineError: one still does.
+            DeadlineError: one still refers to a node.
         """
+        patience = Deadline(self._clock, self._patience_s)
         forgotten: set[tuple[str, str]] = set()
 
         async def probe() -> str | None:
@@ -109,6 +115,14 @@ class WeightNodes:
                     if (weight.name, entry.name) in forgotten:
                         continue
                     refusal = await self._release_one(weight, entry)
+                    if isinstance(refusal, UnavailableError | DeadlineError) and patience.expired:
+                        logger.warning(
+                            "%s cannot be told to release %s: %s",
+                            weight.name,
+                            entry.name,
+                            refusal,
+                        )
+                        refusal = None
                     if refusal is None:
                         forgotten.add((weight.name, entry.name))
                     else:
