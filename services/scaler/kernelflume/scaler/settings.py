@@ -73,7 +73,8 @@ class ScalerSettings(ServiceSettings):
     """Command that runs an attention node (process provider); this Python with `-m kernelflume.anode` by
     default. For wrappers such as numactl."""
     attention_node_args: list[str] = Field(default_factory=list)
-    """Further arguments of each node's command line (process provider)."""
+    """Further arguments of each node's command line (process provider), each as
+    `--attention-node-args=--page-tokens=32`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -104,8 +105,11 @@ class ScalerSettings(ServiceSettings):
             return None
         try:
             fields = json.loads(self.geometry)
+        except ValueError as error:
+            raise ValueError(f"geometry is no JSON object: {error}") from error
+        if not isinstance(fields, dict):
+            raise ValueError("geometry is no JSON object")  # noqa: TRY004 - pydantic reports ValueError
+        try:
             return KvGeometry.from_dict(fields)
         except ConfigurationError as error:
             raise ValueError(str(error)) from error
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"geometry is no JSON object: {error}") from error
