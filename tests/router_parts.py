@@ -131,7 +131,7 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
             vocab_size=checkpoint.config.vocab_size,
             eos_token_ids=[END_ID],
         )
-        self.load = wnode_pb2.WeightNodeLoad(max_num_waiting=8)
+        self.load = wnode_pb2.WeightNodeLoad(max_num_waiting=8, prepared_nodes=["a-1#1"])
         self.script = script
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []

@@ -252,6 +252,18 @@ async def test_a_client_that_does_not_read_is_cut_off(folder: Path) -> None:
         writer.close()
 
 
+async def test_a_node_without_attention_nodes_is_not_used(folder: Path) -> None:
+    async with (
+        weight_node(folder, saying(LETTER)) as node,
+        router(folder, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        node.load.ClearField("prepared_nodes")
+        await wait_not_ready(client)
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 503
+        assert not node.requests
+
+
 async def test_a_node_of_another_model_is_not_used(folder: Path) -> None:
     async with weight_node(folder, saying(LETTER)) as node:
         node.card.geometry.model_revision = "another"

@@ -59,6 +59,10 @@ async def client(folder: Path, node: ScriptedWeightNode) -> AsyncIterator[httpx.
         yield http
 
 
+def value_of(metrics: str, start: str) -> float:
+    return next(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(start))
+
+
 async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[Any]:
     async with client.stream("POST", path, json=body | {"stream": True}) as response:
         assert response.status_code == 200
@@ -315,8 +319,14 @@ async def test_models_version_health_and_metrics(shared_client: httpx.AsyncClien
     assert (await shared_client.get("/v1/models/also-tiny")).json()["id"] == "also-tiny"
     assert (await shared_client.get("/health")).status_code == 200
     assert (await shared_client.get("/version")).json()["version"]
-    await shared_client.post("/v1/completions", json={"prompt": "ab"})
+    before = (await shared_client.get("/metrics")).text
+    await shared_client.post("/v1/completions", json={"prompt": [5, 6, 7], "n": 2})
     metrics = (await shared_client.get("/metrics")).text
+    for name, more in (("prompt_tokens_total", 3), ("generation_tokens_total", 4)):
+        assert value_of(metrics, f"vllm:{name}{{") == value_of(before, f"vllm:{name}{{") + more
+    for name, more in (("time_to_first_token_seconds_count", 2), ("inter_token_latency_seconds_count", 2)):
+        assert value_of(metrics, f"vllm:{name}{{") == value_of(before, f"vllm:{name}{{") + more
+    assert 'kernelflume_router_http_responses_total{path="/v1/completions",status="200"}' in metrics
     assert 'vllm:request_success_total{finished_reason="stop",model_name="tiny"}' in metrics
     assert 'kernelflume_router_weight_nodes{serving="true"} 1.0' in metrics
     assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics
@@ -330,11 +340,12 @@ async def test_openapi_document_describes_the_bodies(shared_client: httpx.AsyncC
 
 
 ODD_VALUES = """[
-    null, true, false, 0, 1, -1, 2147483648, 4294967296, 9223372036854775808, 18446744073709551616, 1e300, 0.5, -0.0,
-    10000000000000000000000000000000000000000, "", "a", "\\u0000", "{}", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-    [], [[]], [null], ["a"], ["", "b"], [1, 2], [1099511627776], [[1], "x"], [[-1]], {}, {"a": {"b": []}}, {"self": 1},
-    {"type": "text"}, {"include_usage": true}, [{"role": "user"}], [{"role": [], "content": {}}],
-    [{"role": "user", "content": [{"type": "text", "text": "x"}]}], [{"role": "assistant", "content": null}]
+    null, true, false, 0, 1, -1, 2147483648, 4294967296, 9223372036854775808, 18446744073709551616,
+    1e300, 0.5, -0.0, 10000000000000000000000000000000000000000, "", "a", "\\u0000", "{}",
+    [], [[]], [null], ["a"], ["", "b"], [1, 2], [1099511627776], [[1], "x"], [[-1]], {},
+    {"a": {"b": []}}, {"self": 1}, {"type": "text"}, {"include_usage": true}, [{"role": "user"}],
+    [{"role": [], "content": {}}], [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+    [{"role": "assistant", "content": null}]
 ]"""
 
 

@@ -131,6 +131,7 @@ class Completion:
             raise self._error or error from None
         finally:
             self._starting = []
+        self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
 
     async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
         """Give what is added to the choices, with each one's index; all that came meanwhile at once.

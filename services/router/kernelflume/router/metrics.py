@@ -64,7 +64,7 @@ class RouterMetrics:
         self.waiting = gauge(
             "vllm:num_requests_waiting", "Choices sent to a weight node without a token yet."
         )
-        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests sent to weight nodes.")
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that were started.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens received from weight nodes.")
         self.time_to_first_token = histogram(
             "vllm:time_to_first_token_seconds",

@@ -63,7 +63,8 @@ class ChatMessage(_Strict):
     def _refuse_tools(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        if data.get("role") in {"tool", "function"}:
+        # A tuple: the role may be of any type here, also one that has no hash.
+        if data.get("role") in ("tool", "function"):
             raise _refusal(f"messages of role {data['role']!r} are not supported by this server")
         for name in _MESSAGE_FIELDS_NOT_SERVED & data.keys():
             if data[name]:

@@ -108,7 +108,8 @@ class WeightNode:
             return f"it serves {self.card.geometry.model_id} at revision {theirs}, not {revision}"
         self._load = await self._stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=_PROBE_TIMEOUT_S)
         self._num_calls_at_load = self._num_calls
-        return None
+        # Without one it could only queue what it is sent: no keys and values have a place.
+        return None if self._load.prepared_nodes else "it is connected to no attention node"
 
     async def close(self) -> None:
         """Close the channel; calls that still run are cancelled."""
