@@ -105,6 +105,9 @@ class ModelConfig:
         """
         architecture = _architecture(fields)
         _refuse_sliding_window(architecture, fields)
+        if quantization := fields.get("quantization_config"):
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+            raise ConfigurationError(f"model: weights quantised by {method!r} are not supported")
         activation = fields.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise ConfigurationError(f"model: activation {activation!r} is not supported, only silu")

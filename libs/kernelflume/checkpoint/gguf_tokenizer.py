@@ -145,14 +145,14 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer
 def _merges_from_scores(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Return merges that join pieces in the order SentencePiece does: the best score of the result first.
 
-    Two ways to the same piece come in the order of their own parts' numbers.
+    Of several ways to one piece the one with the longest left part comes first, as in transformers.
     """
     found: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece, number in vocabulary.items():
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocabulary and right in vocabulary:
-                found.append((-scores[number], vocabulary[left], vocabulary[right], (left, right)))
+                found.append((-scores[number], -len(left), -len(right), (left, right)))
     found.sort(key=lambda merge: merge[:3])
     return [merge[3] for merge in found]
 
@@ -181,9 +181,11 @@ def _add_template(
     ends = [end for end in (before, after) if end is not None]
     if not ends:
         return
-    pattern = [*([before[0]] if before else []), "$A", *([after[0]] if after else [])]
+    first, last = ([end[0]] if end else [] for end in (before, after))
+    single = [*first, "$A", *last]
+    second = [f"{part}:1" for part in (*first, "$B", *last)]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=pattern, pair=[*pattern, *(f"{part}:1" for part in pattern)], special_tokens=ends
+        single=single, pair=[*single, *second], special_tokens=ends
     )
 
 

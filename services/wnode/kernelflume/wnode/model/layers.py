@@ -67,5 +67,5 @@ def interleave_halves(weight: Tensor, num_heads: int) -> Tensor:
     complex product. Queries and keys are reordered alike, so their dot products are unchanged; nothing but
     the order of a head's dimensions in the KV pool differs. ``weight`` is [num_heads * D, ...].
     """
-    halves = weight.unflatten(0, (num_heads, 2, -1))  # [num_heads, 2, D / 2, ...]
+    halves: Tensor = weight.unflatten(0, (num_heads, 2, -1))  # [num_heads, 2, D / 2, ...]
     return halves.transpose(1, 2).reshape(weight.shape).contiguous()
