@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Self
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+_DETAIL_CHARACTERS = 40
 
 
 class StartReporter(Protocol):
@@ -75,16 +86,28 @@ class PlainReporter:
         self._write(f"{title} ready after {seconds:.1f} s")
 
 
+class _MeasuredBar(ProgressColumn):
+    """A bar for work whose share is known, nothing for the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar = BarColumn(bar_width=20)
+
+    def render(self, task: Task) -> RenderableType:
+        """Return what stands in this column."""
+        return self._bar.render(task) if task.fields["measured"] else ""
+
+
 class LiveReporter:
     """A line with a spinner for each part, on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/green]"),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[detail]}[/dim]"),
+            _MeasuredBar(),
+            TextColumn("{task.fields[detail]}", style="dim", markup=False),
             console=console,
             transient=False,
         )
@@ -103,21 +126,26 @@ class LiveReporter:
 
     def _task(self, name: str, title: str) -> TaskID:
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(title, total=None, detail="")
+            self._tasks[name] = self._progress.add_task(title, total=None, detail="", measured=False)
         return self._tasks[name]
 
     def working(self, name: str, title: str, detail: str = "") -> None:
         """Show how far the part is."""
-        self._progress.update(self._task(name, title), detail=detail)
+        self._progress.update(self._task(name, title), detail=shorten(detail))
 
     def fraction(self, name: str, title: str, done: float) -> None:
         """Show a bar."""
-        self._progress.update(self._task(name, title), total=1.0, completed=done)
+        self._progress.update(self._task(name, title), total=1.0, completed=done, measured=True)
 
     def ready(self, name: str, title: str, seconds: float) -> None:
         """Tick the part off."""
         del seconds
-        self._progress.update(self._task(name, title), total=1.0, completed=1.0, detail="")
+        self._progress.update(self._task(name, title), total=1.0, completed=1.0, detail="", measured=False)
+
+
+def shorten(detail: str) -> str:
+    """Return a detail that leaves room for the rest of its line."""
+    return detail if len(detail) <= _DETAIL_CHARACTERS else f"{detail[: _DETAIL_CHARACTERS - 1]}…"
 
 
 def reporter_for(console: Console) -> StartReporter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT_S = 2.0
 """Bound of one probe."""
-_BODY_BYTES = 500
+_BODY_BYTES = 4096
 
 
 class Readiness:
@@ -70,7 +71,7 @@ class Readiness:
             return f"no answer at {address}: {error_of(error)}"
         if answer.status == health_pb2.HealthCheckResponse.SERVING:
             return None
-        return f"{address} answers, but does not serve yet"
+        return f"not serving yet at {address}"
 
     async def _topology(self, address: str) -> str | None:
         stub = scaler_pb2_grpc.ScalerAdminStub(self._channel(address))
@@ -140,4 +141,12 @@ def http_fault(url: str) -> str | None:
         return f"no answer at {url}: {error}"
     finally:
         connection.close()
-    return None if answer.status == http.HTTPStatus.OK else f"{url}/ready answers {answer.status}: {body}"
+    return None if answer.status == http.HTTPStatus.OK else _spoken(body) or f"/ready answers {answer.status}"
+
+
+def _spoken(body: str) -> str:
+    """Return the message of an OpenAI error object, or the body as it is."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body
