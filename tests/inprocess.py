@@ -197,6 +197,8 @@ class LocalWeightNode:
         link = self.connector.complete(node.name, node.connect(offer))
         assert isinstance(link, Link), link
         self.inbox.put(LinkConnected(link))
+        self.engine.turn()
+        link.warm()
         self.turn_until(lambda: link.is_warm)
 
     def adopt(self, *active: str, draining: tuple[str, ...] = ()) -> None:

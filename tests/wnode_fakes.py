@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
@@ -41,7 +42,7 @@ def make_ledger(*links: FakeLink, max_range_tokens: int = 0, active: tuple[str, 
     return ledger
 
 
-def make_sequence(num_prompt: int, *, request_id: str = "r", **sampling: object) -> Sequence:
+def make_sequence(num_prompt: int, *, request_id: str = "r", **sampling: Any) -> Sequence:
     """Build a waiting sequence with a prompt of ``num_prompt`` tokens."""
-    parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 100, **sampling})  # type: ignore[arg-type]
+    parameters = SamplingParameters(**({"temperature": 0.0, "max_tokens": 100} | sampling))
     return Sequence(request_id, list(range(1, num_prompt + 1)), parameters, random_key=7)

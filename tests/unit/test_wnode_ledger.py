@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
+if TYPE_CHECKING:
+    from kernelflume.wnode.sequence import Sequence
+
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
-from kernelflume.wnode.sequence import Sequence
 
 
 def store(ledger: Ledger, sequence: Sequence, num_rows: int) -> None:
@@ -84,7 +88,7 @@ def test_two_sequences_of_a_step_do_not_take_the_same_page() -> None:
 
 def test_adopted_node_takes_over_some_tails_at_their_next_token() -> None:
     ledger = make_ledger(FakeLink("a"), FakeLink("b"), active=("a",))
-    sequences = []
+    sequences: list[Sequence] = []
     for number in range(4):
         sequence = make_sequence(4, request_id=str(number))
         sequence.sequence_id = number + 1
@@ -133,6 +137,6 @@ def test_routes_cover_every_token_once_and_pages_are_never_overdrawn(
             assert link.num_usable_pages >= 0
         sequence.num_computed += num_rows
         assert sequence.route.num_tokens == sequence.num_computed
-        for link in links:
-            held = sequence.route.num_tokens_on(link.node_id)
-            assert -(-held // link.page_tokens) == pages[links.index(link)] - link.num_usable_pages
+        for fake, count in zip(links, pages, strict=True):
+            held = sequence.route.num_tokens_on(fake.node_id)
+            assert -(-held // fake.page_tokens) == count - fake.num_usable_pages

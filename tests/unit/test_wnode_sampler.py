@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tests.wnode_fakes import make_sequence
 
+if TYPE_CHECKING:
+    from kernelflume.wnode.sequence import Sequence
+
 from kernelflume.wnode.sampler import sample
-from kernelflume.wnode.sequence import Sequence
 
 NO_EOS: frozenset[int] = frozenset()
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1.0]])
@@ -19,10 +22,10 @@ def draw(sequence: Sequence, logits: torch.Tensor = LOGITS, eos: frozenset[int] 
     return sample(logits.clone(), [sequence], eos)[0]
 
 
-def draws(count: int, logits: torch.Tensor = LOGITS, **sampling: object) -> Counter[int]:
+def draws(count: int, logits: torch.Tensor = LOGITS, **sampling: Any) -> Counter[int]:
     found: Counter[int] = Counter()
     for key in range(count):
-        sequence = make_sequence(1, **{"temperature": 1.0, **sampling})
+        sequence = make_sequence(1, **({"temperature": 1.0} | sampling))
         sequence.random_key = key
         found[draw(sequence, logits)] += 1
     return found
@@ -56,7 +59,7 @@ def test_temperature_sharpens() -> None:
         ({"top_k": 3, "top_p": 0.95}, {1, 2, 3}),
     ],
 )
-def test_filters_keep_only_the_head(sampling: dict[str, object], kept: set[int]) -> None:
+def test_filters_keep_only_the_head(sampling: dict[str, Any], kept: set[int]) -> None:
     assert set(draws(1500, **sampling)) == kept
 
 

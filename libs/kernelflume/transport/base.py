@@ -48,7 +48,10 @@ class Write:
 class WritePlan(Protocol):
     """Prepared writes to one peer, posted by index; made once a pair and released with the connection."""
 
-    peer: str
+    @property
+    def peer(self) -> str:
+        """Name of the peer."""
+        ...
 
     def __len__(self) -> int:
         """Return the number of writes."""
@@ -121,7 +124,10 @@ class Transport(Protocol):
         ...
 
     def poll(self) -> list[Notice]:
-        """Make progress and return what arrived since the last call; a dead peer shows nowhere here."""
+        """Make progress and return what arrived since the last call; a dead peer shows nowhere here.
+
+        A write that was not done at once, and its notice with it, goes on only while its poster polls.
+        """
         ...
 
     def close(self) -> None:

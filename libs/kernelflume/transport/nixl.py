@@ -98,6 +98,8 @@ class NixlTransport:
         self._agent.create_backend("UCX", {"ucx_error_handling_mode": error_handling})
         self._plans: dict[str, list[NixlPlan]] = {}
         self._registered: dict[int, Any] = {}
+        self._under_way: list[tuple[NixlPlan, int]] = []
+        """Writes that were not done when posted; of the polling thread alone."""
         self._lock = threading.Lock()
 
     def register(self, memory: np.ndarray) -> MemoryRegion:
@@ -179,6 +181,8 @@ class NixlTransport:
         if state == "ERR":
             raise PeerLostError(plan.peer, "post failed")
         live.active[index] = state != "DONE"
+        if live.active[index]:
+            self._under_way.append((live, index))
 
     def is_done(self, plan: WritePlan, index: int) -> bool:
         """Ask for a write's state."""
@@ -203,6 +207,11 @@ class NixlTransport:
 
     def poll(self) -> list[Notice]:
         """Progress the agent and collect notices."""
+        if self._under_way:
+            # Only a question for its state sends the notice of a write that was not done at once.
+            for write in tuple(self._under_way):  # a preparing thread may append meanwhile
+                if not self._is_under_way(*write):
+                    self._under_way.remove(write)
         try:
             arrived = self._agent.get_new_notifs()
         except Exception as error:
@@ -219,6 +228,12 @@ class NixlTransport:
         for _ in range(_POLLS_BEFORE_CLOSE):
             self.poll()
         del self._agent
+
+    def _is_under_way(self, plan: NixlPlan, index: int) -> bool:
+        try:
+            return not self.is_done(plan, index)
+        except PeerLostError:  # the next call for this peer raises it again, to the one who can act on it
+            return False
 
     def _live(self, plan: WritePlan) -> NixlPlan:
         if not isinstance(plan, NixlPlan):

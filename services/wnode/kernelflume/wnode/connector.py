@@ -52,7 +52,7 @@ class Connector:
         )
 
     def complete(self, node_name: str, answer: LinkAnswer) -> Link | LinkFailed:
-        """Check the answer, connect, prepare the writes and post the warming one."""
+        """Check the answer, connect and prepare the writes."""
         link = self._opened.get(node_name)
         try:
             if link is None:

@@ -120,6 +120,7 @@ class Engine:
             case LinkConnected():
                 self._links.add(item.link)
                 self._warming[item.link.node_name] = (item.link, self._clock.now())
+                item.taken.set()
             case TableBuilt():
                 self._adopt(item)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kernelflume.core.errors import PeerLostError
 from kernelflume.core.routing import NodeState
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.wnode.ledger import AdoptedTable
@@ -32,11 +33,17 @@ if TYPE_CHECKING:
     from kernelflume.wnode.messages import Event
 
 
+_TAKE_TIMEOUT_S = 30.0
+"""Longer than any step: the step loop looks at its inbox between two steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkConnected:
-    """A link is complete; its warming write is under way."""
+    """A link is complete; it is warmed once the step loop receives its notices."""
 
     link: Link
+    taken: threading.Event = field(default_factory=threading.Event)
+    """Set by the step loop when it has the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +116,21 @@ class CommandThread:
                 if isinstance(result, LinkFailed):
                     self._send(result)
                 else:
-                    self._hand_over(LinkConnected(result))
+                    self._warm(result)
             case Adopt():
                 self._hand_over(TableBuilt(build_table(command.snapshot)))
             case _:
                 self._hand_over(command)
+
+    def _warm(self, link: Link) -> None:
+        connected = LinkConnected(link)
+        self._hand_over(connected)
+        connected.taken.wait(_TAKE_TIMEOUT_S)
+        try:
+            link.warm()
+        except PeerLostError as error:
+            self._hand_over(CloseLink(link.node_name))
+            self._send(LinkFailed(link.node_name, str(error)))
 
     def _hand_over(self, item: InboxItem) -> None:
         self._inbox.put(item)

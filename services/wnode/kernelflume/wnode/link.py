@@ -118,7 +118,7 @@ class Link:
         return self.num_free_pages - sum(flight.num_pages for flight in self._appends_in_flight.values())
 
     def connect(self, answer: LinkAnswer) -> None:
-        """Connect to the node, prepare every write, and post the warming one; called off the step loop.
+        """Connect to the node and prepare every write; called off the step loop.
 
         Raises:
             PeerLostError: the node cannot be reached.
@@ -153,7 +153,15 @@ class Link:
         self.num_pages = answer.num_pages
         self.num_free_pages = answer.num_free_pages
         self._bell = parse_address(answer.doorbell_address)
-        self.transport.post(self._query_plan, len(layout.buckets) - 1, Warm(answer=False).encode())
+
+    def warm(self) -> None:
+        """Post the warming write, once the step loop receives this link's notices; called off the step loop.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        assert self._query_plan is not None  # noqa: S101 - connect made it
+        self.transport.post(self._query_plan, len(self.layout.buckets) - 1, Warm(answer=False).encode())
         self.ring()
 
     def ring(self) -> None:
