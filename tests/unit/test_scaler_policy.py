@@ -102,9 +102,7 @@ def test_a_node_without_lease_is_lost_after_the_grace() -> None:
     made, state = decide(replace(observation, now_s=103.0), state, SETTINGS)
     assert made == NOTHING
     made, state = decide(replace(observation, now_s=103.1), state, SETTINGS)
-    assert [(removal.node_id, removal.reason) for removal in made.removals] == [
-        ("b", RemovalReason.LEASE_LOST)
-    ]
+    assert reasons(made) == {"b": RemovalReason.LEASE_LOST}
     assert made.scale_to is None  # first the table, then look again
 
 
@@ -136,9 +134,7 @@ def test_a_node_that_was_started_again_is_another_one() -> None:
 def test_a_node_between_states_that_no_operation_owns_is_removed(state: NodeState) -> None:
     observation = pool(entry("a"), entry("b", state))
     made = decision(observation, PolicyState())
-    assert [(removal.node_id, removal.reason) for removal in made.removals] == [
-        ("b", RemovalReason.ABANDONED)
-    ]
+    assert reasons(made) == {"b": RemovalReason.ABANDONED}
     assert decision(replace(observation, operation=operation("b")), PolicyState()) == NOTHING
 
 

@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.25
 _MAX_ENDED_OPERATIONS = 100
 _RPC_GRACE_S = 1.0
-_CONTACT_TIMEOUT_S = 10.0
-"""The store may be starting at the same time."""
 _SERVICE_NAME = scaler_pb2.DESCRIPTOR.services_by_name["ScalerAdmin"].full_name
 
 
@@ -98,7 +96,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
         logger.info("admin service listens at %s", record.address)
 
         async def act() -> None:
-            await leadership.acquire(record, contact_timeout_s=_CONTACT_TIMEOUT_S)
+            await leadership.acquire(record, contact_timeout_s=settings.store_timeout_s)
             await server.set_serving(serving=True)
             await first_of(leadership.keep(), controller.run())
 

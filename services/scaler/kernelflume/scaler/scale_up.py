@@ -62,11 +62,10 @@ class ScaleUp:
 
     async def _launch(self) -> None:
         actors = self._actors
-        snapshot = await actors.table.read()
-        living = await actors.store.living(NodeKind.ATTENTION)
-        taken = {node.node_id for node in snapshot.nodes}
+        taken = {node.node_id for node in (await actors.table.read()).nodes}
         if not actors.provider.adopts:
-            taken |= {record.node_id for record in living}
+            living = await actors.store.living(NodeKind.ATTENTION)
+            taken |= actors.table.seen_node_ids | {record.node_id for record in living}
         for _ in range(self._count):
             node_id = await actors.provider.launch(taken)
             taken.add(node_id)

@@ -41,6 +41,8 @@ class ScalerSettings(ServiceSettings):
     operation_deadline_s: float = Field(default=60.0, gt=0)
     """Longest that launching and prewarming together may take before they are rolled back, unless a request
     brings its own; also the longest wait for weight nodes to let go of a retired node."""
+    store_timeout_s: float = Field(default=10.0, gt=0)
+    """How long the store may take to be there at the start; it may be starting at the same time."""
     leader_ttl_s: float = Field(default=6.0, gt=0)
     """A standby takes over this long after the leader's last sign of life; renewed three times as often."""
     lost_grace_s: float = Field(default=3.0, ge=0)

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _MAX_CONFLICTS = 20
 """More lost races in a row than this are a fault, not bad luck."""
 _RETRY_INTERVAL_S = 0.2
+_MAX_SEEN = 1000
 
 
 class Table:
@@ -33,6 +34,15 @@ class Table:
         self._leadership = leadership
         self._clock = clock
         self._known = RoutingSnapshot()
+        self._seen: dict[str, None] = {}
+
+    @property
+    def seen_node_ids(self) -> frozenset[str]:
+        """Ids of nodes that are or were in the table, as far as this scaler remembers.
+
+        A new node takes none of them: a route or a log line that names a node then means one start only.
+        """
+        return frozenset(self._seen)
 
     async def read(self, *, newest_adopted: int = 0) -> RoutingSnapshot:
         """Return the present snapshot, after writing it back if the store has lost it.
@@ -58,7 +68,7 @@ class Table:
             logger.warning("the routing table goes on after epoch %s of its readers", newest_adopted)
             await self._restore(replace(present, epoch=newest_adopted + 1))
         else:
-            self._known = present
+            self._know(present)
         return self._known
 
     async def edit(
@@ -97,9 +107,16 @@ class Table:
                     raise
                 await asyncio.sleep(_RETRY_INTERVAL_S)
             else:
-                self._known = following
+                self._know(following)
                 return following
 
     async def _restore(self, snapshot: RoutingSnapshot) -> None:
         await self._store.restore(snapshot, fencing_token=self._leadership.token)
+        self._know(snapshot)
+
+    def _know(self, snapshot: RoutingSnapshot) -> None:
         self._known = snapshot
+        for node in snapshot.nodes:
+            self._seen[node.node_id] = None
+        for node_id in list(self._seen)[: max(0, len(self._seen) - _MAX_SEEN)]:
+            del self._seen[node_id]

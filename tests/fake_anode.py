@@ -1,0 +1,67 @@
+"""A process that looks like an attention node to a scaler: it takes a lease and answers health checks.
+
+It understands the flags that the process provider passes, and some that make it misbehave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+
+from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
+from kernelflume.rpc.server import Server
+from kernelflume.runtime.service import exit_with_parent, new_incarnation
+from kernelflume.store.redis import RedisStore
+
+
+async def serve(options: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    if options.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    server = Server(options.address, [])
+    await server.start()
+    await server.set_serving(serving=True)
+    record = LeaseRecord(
+        kind=NodeKind.ATTENTION,
+        node_id=options.node_id,
+        incarnation=new_incarnation(),
+        address=f"127.0.0.1:{server.port}",
+        load=NodeLoad(capacity_tokens=1000),
+    )
+    store = RedisStore(options.redis_url, cluster=options.cluster)
+    while not stop.is_set():
+        await store.renew(record, ttl_s=20.0)
+        try:
+            async with asyncio.timeout(0.2):
+                await stop.wait()
+        except TimeoutError:
+            pass
+    await store.release(record.kind, record.node_id, record.incarnation)
+    await store.close()
+    await server.stop(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--node-id", required=True)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--redis-url", required=True)
+    parser.add_argument("--cluster", required=True)
+    parser.add_argument("--exit-with-parent", action="store_true")
+    parser.add_argument("--fail", help="say this and exit with code 3")
+    parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    options, _ = parser.parse_known_args()
+    if options.fail:
+        sys.stderr.write(f"starting\n{options.fail}\n")
+        sys.exit(3)
+    if options.exit_with_parent:
+        exit_with_parent()
+    asyncio.run(serve(options))
+
+
+if __name__ == "__main__":
+    main()

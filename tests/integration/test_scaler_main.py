@@ -1,0 +1,223 @@
+"""The scaler as a process: its flags, its gRPC service, its children, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import psutil
+import pytest
+from tests.scaler_rig import WAIT_S, eventually, route_on
+
+from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.leases import NodeKind
+from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
+from kernelflume.runtime.service import free_port
+from kernelflume.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from tests.valkey import ValkeyProcess
+
+pytestmark = pytest.mark.redis
+
+CLUSTER = "test"
+FAKE_ANODE = Path(__file__).parent.parent / "fake_anode.py"
+GEOMETRY = KvGeometry(
+    model_id="m",
+    model_revision="r",
+    num_layers=2,
+    num_query_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    dtype="float32",
+    kv_dtype="float32",
+)
+
+
+@contextmanager
+def running_scaler(url: str, log_dir: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    log_dir.mkdir(exist_ok=True)
+    with (log_dir / "scaler.log").open("ab") as log:
+        command = [
+            *(sys.executable, "-m", "kernelflume.scaler", "--redis-url", url, "--cluster", CLUSTER),
+            *("--address", "127.0.0.1:0", "--geometry", json.dumps(GEOMETRY.to_dict())),
+            *("--log-dir", str(log_dir), "--lost-grace-s", "0.5", "--leader-ttl-s", "3"),
+            *("--attention-node-command", sys.executable, "--attention-node-command", str(FAKE_ANODE)),
+            *flags,
+        ]
+        scaler = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield scaler
+    finally:
+        scaler.kill()
+        scaler.wait()
+
+
+@pytest.fixture
+async def store(valkey_url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore(valkey_url, cluster=CLUSTER)
+    yield store
+    await store.close()
+
+
+async def address_of(store: RedisStore, node_id: str = "s-1") -> str:
+    async def present() -> bool:
+        return any(record.node_id == node_id for record in await store.living(NodeKind.SCALER))
+
+    await eventually(present)
+    return next(record.address for record in await store.living(NodeKind.SCALER) if record.node_id == node_id)
+
+
+async def active_nodes(store: RedisStore, count: int) -> list[str]:
+    async def reached() -> bool:
+        return [node.state for node in (await store.read()).nodes] == ["active"] * count
+
+    await eventually(reached)
+    return [node.node_id for node in (await store.read()).nodes]
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
+        return str(answer.read().decode())
+
+
+def children_of(scaler: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(scaler.pid).children()
+
+
+async def test_a_life_of_a_scaler_with_processes(store: RedisStore, valkey_url: str, tmp_path: Path) -> None:
+    metrics_port = free_port()
+    flags = ("--attention-nodes", "1", "--metrics-port", str(metrics_port))
+    with running_scaler(valkey_url, tmp_path, *flags) as scaler:
+        assert await active_nodes(store, 1) == ["a-1"]
+        async with open_channel(await address_of(store)) as channel:
+            stub = scaler_pb2_grpc.ScalerAdminStub(channel)
+
+            request = scaler_pb2.SetTargetRequest(operation_id="up", attention_nodes=2)
+            begun = await stub.SetTarget(request, timeout=WAIT_S)
+            assert (begun.phase, begun.result, begun.initial_attention_nodes) == ("launching", "", 1)
+            named = scaler_pb2.GetOperationRequest(operation_id="up")
+            watched = [operation async for operation in stub.WatchOperation(named, timeout=WAIT_S)]
+            assert [span.phase for span in watched[-1].history] == [
+                "launching",
+                "prewarming",
+                "publishing",
+                "done",
+            ]
+            assert (watched[-1].result, list(watched[-1].node_ids)) == ("succeeded", ["a-2"])
+            assert await stub.SetTarget(request, timeout=WAIT_S) == watched[-1]
+            other = scaler_pb2.SetTargetRequest(operation_id="up", attention_nodes=3)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.SetTarget(other, timeout=WAIT_S)
+            assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+            await store.put_routes("w-1#0", {4: route_on("a-1", "a-2")})
+            topology = await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)
+            assert topology.epoch == (await store.read()).epoch
+            assert topology.target_attention_nodes == 2
+            assert topology.operation == watched[-1]
+            assert [(node.node_id, node.state, node.alive) for node in topology.attention_nodes] == [
+                ("a-1", "active", True),
+                ("a-2", "active", True),
+            ]
+            assert topology.attention_nodes[0].capacity_tokens == 1000
+            assert topology.attention_nodes[0].kv_bytes_per_token == GEOMETRY.token_bytes
+            (route,) = topology.sequences
+            assert (route.weight_node, route.sequence_id) == ("w-1#0", 4)
+            assert [(owned.node_id, owned.start, owned.end) for owned in route.ranges] == [
+                ("a-1", 0, 3),
+                ("a-2", 3, 6),
+            ]
+
+            victim = next(child for child in children_of(scaler) if "a-1" in child.cmdline())
+            os.kill(victim.pid, signal.SIGKILL)
+
+            async def replaced() -> bool:
+                return [node.node_id for node in (await store.read()).nodes] == ["a-2", "a-3"]
+
+            await eventually(replaced)
+            assert await active_nodes(store, 2) == ["a-2", "a-3"]
+
+            text = await asyncio.to_thread(scrape, metrics_port)
+            assert 'kernelflume_attention_nodes_removed_total{reason="process_ended"} 1.0' in text
+            assert f"kernelflume_routing_epoch {float((await store.read()).epoch)}" in text
+
+        children = children_of(scaler)
+        assert len(children) == 2
+        scaler.terminate()
+        assert scaler.wait(timeout=WAIT_S) == 0
+        assert not any(child.is_running() for child in children)
+        assert await store.living(NodeKind.SCALER) == []
+        assert await store.lead("another", ttl_s=1) is not None
+
+
+async def test_a_node_that_cannot_start_is_told_with_its_last_words(
+    store: RedisStore, valkey_url: str, tmp_path: Path
+) -> None:
+    flags = ("--attention-nodes", "1", "--attention-node-args=--fail=no room for the pool")
+    with running_scaler(valkey_url, tmp_path, *flags):
+        async with open_channel(await address_of(store)) as channel:
+            stub = scaler_pb2_grpc.ScalerAdminStub(channel)
+            topology = scaler_pb2.Topology()
+
+            async def failed() -> bool:
+                nonlocal topology
+                topology = await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)
+                return bool(topology.operation.result == "failed")
+
+            await eventually(failed)
+            reason = topology.operation.reason
+            assert "attention node a-" in reason
+            assert "ended with code 3: no room for the pool" in reason
+            assert topology.target_attention_nodes == 1
+            assert list(topology.attention_nodes) == []
+
+
+async def test_a_standby_takes_over_when_the_leader_is_killed(
+    store: RedisStore, valkey_url: str, tmp_path: Path
+) -> None:
+    with running_scaler(valkey_url, tmp_path / "first", "--attention-nodes", "1") as leader:
+        await active_nodes(store, 1)
+        with running_scaler(valkey_url, tmp_path / "second", "--node-id", "s-2"):
+            async with open_channel(await address_of(store, "s-2")) as channel:
+                stub = scaler_pb2_grpc.ScalerAdminStub(channel)
+                topology = await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)
+                assert [node.node_id for node in topology.attention_nodes] == ["a-1"]
+                request = scaler_pb2.SetTargetRequest(operation_id="up", attention_nodes=2)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.SetTarget(request, timeout=WAIT_S)
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert "standby" in (refused.value.details() or "")
+                leader.kill()
+                # Its node ended with it, and gave its lease up on the way: the standby starts another one.
+
+                async def taken_over() -> bool:
+                    return [node.node_id for node in (await store.read()).nodes] == ["a-2"]
+
+                await eventually(taken_over)
+                await active_nodes(store, 1)
+
+
+def test_a_scaler_without_a_store_says_so_and_ends(valkey: ValkeyProcess, tmp_path: Path) -> None:
+    valkey.kill()
+    with running_scaler(valkey.url, tmp_path, "--store-timeout-s", "0.3") as scaler:
+        assert scaler.wait(timeout=WAIT_S) == 1
+    assert f"routing-table store {valkey.url}: cannot" in (tmp_path / "scaler.log").read_text()
+
+
+def test_a_taken_address_is_a_clear_refusal(valkey_url: str, tmp_path: Path, valkey: ValkeyProcess) -> None:
+    with running_scaler(valkey_url, tmp_path, "--address", f"127.0.0.1:{valkey.port}") as scaler:
+        assert scaler.wait(timeout=WAIT_S) == 2
+    assert f"cannot listen on 127.0.0.1:{valkey.port}" in (tmp_path / "scaler.log").read_text()
