@@ -151,12 +151,15 @@ class StoreContract:
         await store.put_routes("w-1#0a", {1: short, 2**63: long})
         await store.put_routes("w-2#0b", {1: long})
         assert await reader.routes() == {"w-1#0a": {1: short, 2**63: long}, "w-2#0b": {1: long}}
+        assert await reader.routed_weight_nodes() == {"w-1#0a", "w-2#0b"}
         await store.put_routes("w-1#0a", {1: long}, ended=[2**63, 99])
         assert await reader.routes() == {"w-1#0a": {1: long}, "w-2#0b": {1: long}}
         await store.put_routes("w-1#0a", {}, ended=[1])
         assert await reader.routes() == {"w-2#0b": {1: long}}
         await store.drop_weight_node("w-2#0b")
+        await store.drop_weight_node("w-1#0a")
         await store.drop_weight_node("never-there")
+        assert await reader.routed_weight_nodes() == frozenset()
         assert await reader.routes() == {}
 
     async def test_one_candidate_leads_and_the_token_grows_with_each_leader(

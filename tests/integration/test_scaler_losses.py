@@ -7,6 +7,7 @@ from tests.scaler_rig import FakeAttentionNode, FakeProvider, eventually, scaler
 
 from kernelflume.core.errors import ConflictError
 from kernelflume.core.routing import AttentionNodeEntry, NodeEvent, NodeState, RoutingSnapshot
+from kernelflume.scaler.policy import Removal, RemovalReason
 from kernelflume.scaler.providers.static import StaticProvider
 
 if TYPE_CHECKING:
@@ -167,6 +168,42 @@ async def test_the_metrics_tell_epoch_nodes_and_operations(valkey_url: str) -> N
         await rig.provider.kill("a-1")
         await rig.settles_at(a_2=ACTIVE, a_3=ACTIVE)
         assert value("kernelflume_attention_nodes_removed_total", reason="process_ended") == 1
+
+
+async def test_a_removal_that_was_decided_on_another_state_does_nothing(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, initial_target=1) as rig:
+        await rig.settles_at(a_1=ACTIVE)
+        node = rig.provider.nodes["a-1"]
+        stale = Removal(
+            node_id="a-1",
+            incarnation=node.incarnation,
+            state=NodeState.READY,
+            reason=RemovalReason.ABANDONED,
+            detail="seen before its publish",
+        )
+        before = await rig.outside.read()
+        await rig.controller._remove((stale,))
+        assert await rig.outside.read() == before
+        assert rig.provider.terminated == []
+
+
+async def test_a_person_stops_the_policy_from_trying_again(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, initial_target=1) as rig:
+        await rig.settles_at(a_1=ACTIVE)
+        await rig.scale("up", 2)
+        rig.provider.takes_lease = False
+        await rig.provider.kill("a-1")
+
+        async def replacing() -> bool:
+            return rig.book.running is not None
+
+        await eventually(replacing)
+        assert rig.book.running is not None
+        operation_id = rig.book.running.operation_id
+        rig.controller.cancel(operation_id)
+        await rig.end(operation_id)
+        await rig.settles_at(a_2=ACTIVE)
+        assert rig.controller.target == 1
 
 
 async def test_a_stray_draining_node_is_resumed_only_once(valkey_url: str) -> None:

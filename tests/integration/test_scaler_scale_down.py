@@ -6,7 +6,7 @@ import pytest
 from tests.scaler_rig import Rig, eventually, route_on, scaler_rig
 
 from kernelflume.core.errors import LifecycleError
-from kernelflume.core.routing import NodeState
+from kernelflume.core.routing import NodeEvent, NodeState
 from kernelflume.scaler.operation import Phase, Result
 
 pytestmark = pytest.mark.redis
@@ -163,6 +163,22 @@ async def test_a_draining_node_that_is_lost_is_removed_and_the_operation_goes_on
         await rig.provider.kill("a-2")
         assert (await rig.end("down")).result is Result.SUCCEEDED
         await rig.settles_at(a_1=ACTIVE)
+
+
+async def test_a_node_that_somebody_else_resumed_is_not_ended(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, initial_target=2) as rig:
+        await start_with_two(rig)
+        weight = await rig.add_weight()
+        await rig.outside.put_routes(weight.name, {1: route_on("a-2")})
+        await rig.begin("down", 1)
+        await drains(rig)
+        await rig.controller._resume(("a-2",))  # the policy leaves an operation's nodes alone
+        assert (await rig.states())["a-2"] is DRAINING
+        await rig.outside.publish((await rig.outside.read()).with_event(NodeEvent.RESUME, "a-2"))
+        operation = await rig.end("down")
+        assert operation.result is Result.FAILED
+        assert operation.reason == "attention node a-2 is active and does not drain any more"
+        assert rig.provider.terminated == []
 
 
 async def test_the_last_active_node_is_never_drained(valkey_url: str) -> None:

@@ -88,6 +88,10 @@ class SequenceRouteStore(Protocol):
         """Drop every route of a weight node that is gone."""
         ...
 
+    async def routed_weight_nodes(self) -> frozenset[str]:
+        """Return the names of the weight nodes that reported routes and were not dropped."""
+        ...
+
     async def routes(self) -> Mapping[str, Mapping[int, SequenceRoute]]:
         """Return all routes: weight node name -> sequence id -> route."""
         ...

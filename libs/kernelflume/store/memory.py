@@ -118,14 +118,19 @@ class MemoryStore:
         self, weight_node: str, routes: Mapping[int, SequenceRoute], *, ended: Sequence[int] = ()
     ) -> None:
         """Write and drop routes; see ``SequenceRouteStore.put_routes``."""
-        held = self._reach().routes.setdefault(weight_node, {})
-        held.update(routes)
+        held = self._reach().routes
+        if routes:
+            held.setdefault(weight_node, {}).update(routes)
         for sequence in ended:
-            held.pop(sequence, None)
+            held.get(weight_node, {}).pop(sequence, None)
 
     async def drop_weight_node(self, weight_node: str) -> None:
         """Drop all routes of a weight node; see ``SequenceRouteStore.drop_weight_node``."""
         self._reach().routes.pop(weight_node, None)
+
+    async def routed_weight_nodes(self) -> frozenset[str]:
+        """Return who reported routes; see ``SequenceRouteStore.routed_weight_nodes``."""
+        return frozenset(self._reach().routes)
 
     async def routes(self) -> Mapping[str, Mapping[int, SequenceRoute]]:
         """Return all routes; see ``SequenceRouteStore.routes``."""

@@ -158,6 +158,7 @@ class RedisStore:
     async def _listen(self) -> None:
         backoff_s = _MIN_BACKOFF_S
         while True:
+            fault: Exception
             try:
                 async with self._redis.pubsub() as channel:
                     async with self._reaching("subscribe to notices"):
@@ -167,10 +168,10 @@ class RedisStore:
                         if message is not None:
                             await self._take_notice(message)
                             backoff_s = _MIN_BACKOFF_S
-            except (RedisError, OSError, UnavailableError) as error:
-                logger.warning("notices of the routing table are interrupted: %s", error)
-            except Exception:
-                logger.exception("notices of the routing table are interrupted")
+            except Exception as error:  # noqa: BLE001 - whatever it is, polling goes on and so must this
+                fault = error
+            if backoff_s == _MIN_BACKOFF_S:  # once an outage
+                logger.warning("notices of the routing table are interrupted", exc_info=fault)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
@@ -230,6 +231,12 @@ class RedisStore:
             transaction.srem(self._keys.route_index, weight_node)
             transaction.delete(self._keys.routes(weight_node))
             await transaction.execute()
+
+    async def routed_weight_nodes(self) -> frozenset[str]:
+        """Return who reported routes; see ``SequenceRouteStore.routed_weight_nodes``."""
+        async with self._reaching("read the routes"):
+            names: Any = await self._redis.smembers(self._keys.route_index)
+        return frozenset(names)
 
     async def routes(self) -> Mapping[str, Mapping[int, SequenceRoute]]:
         """Return all routes; see ``SequenceRouteStore.routes``."""

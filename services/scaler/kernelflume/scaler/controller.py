@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from kernelflume.core.routing import NodeEvent, NodeState
 from kernelflume.runtime.clock import Deadline
 from kernelflume.scaler.observe import observe
 from kernelflume.scaler.operation import Operation, Result
-from kernelflume.scaler.policy import PolicyState, after_operation, decide
+from kernelflume.scaler.policy import PolicyState, RemovalReason, after_operation, decide, is_owned
 from kernelflume.scaler.runner import OperationRunner
 
 if TYPE_CHECKING:
@@ -69,28 +70,26 @@ class Controller:
         return self._policy_state.target if self._policy_state is not None else self._settings.initial_target
 
     async def run(self) -> None:
-        """Look at the pool and act, until cancelled. An unreachable store is waited for."""
-        reachable = True
+        """Look at the pool and act, until cancelled. No fault ends it: the nodes may be its own children."""
+        last_fault = ""
         while True:
             self._wake.clear()
             try:
                 await self.look()
-                reachable = True
-            except UnavailableError as error:
-                if reachable:
-                    logger.warning("the pool is left as it is: %s", error)
-                reachable = False
+                last_fault = ""
+            except Exception as error:
+                if str(error) != last_fault:
+                    expected = isinstance(error, UnavailableError | ConflictError)
+                    logger.warning(
+                        "the pool is left as it is: %s", error, exc_info=None if expected else error
+                    )
+                last_fault = str(error)
                 if self._policy_state is not None:
-                    # No lease could be renewed meanwhile either: every grace begins anew.
+                    # While the store is away no lease can be renewed: every grace begins anew.
                     self._policy_state = replace(self._policy_state, missing_since_s={})
-            except ConflictError as error:
-                # A lost race, or an old leader's token: the leadership tells; the next look starts over.
-                logger.warning("a change of the routing table was refused: %s", error)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.look_interval_s):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
     async def look(self) -> None:
         """Observe once, decide, and act.
@@ -100,9 +99,7 @@ class Controller:
             ConflictError: the table was changed by another one, or another scaler leads.
         """
         actors = self._actors
-        observation = await observe(
-            actors.store, actors.table, actors.provider, actors.clock, self._book.running
-        )
+        observation = await observe(actors.store, actors.table, actors.provider, self._book, actors.clock)
         self._metrics.table_seen(observation.snapshot)
         state = self._policy_state or PolicyState(target=self._first_target(observation))
         decision, self._policy_state = decide(observation, state, self._settings.policy)
@@ -157,12 +154,14 @@ class Controller:
             repeated = self._book.repeated(operation_id, target)
             if repeated is not None:
                 return repeated
-            before = self._policy_state or PolicyState(target=self._settings.initial_target)
+            if self._policy_state is None:
+                raise UnavailableError("the scaler has not seen the routing table yet: try again")
+            previous_target = self._policy_state.target
 
             def on_end(operation: Operation, overtaken: bool) -> None:
                 # Rolled back: what was wanted before is wanted again, unless a loss made it pointless.
-                if operation.result is not Result.SUCCEEDED and operation.rolled_back and not overtaken:
-                    self._want(before.target)
+                if operation.rolled_back and not overtaken:
+                    self._want(previous_target)
                 self._wake.set()
 
             operation = await self._begin(
@@ -210,7 +209,9 @@ class Controller:
         """Start an operation of the policy's own, unless a person's has begun since it was decided."""
 
         def on_end(operation: Operation, overtaken: bool) -> None:  # noqa: ARG001 - the callback's signature
-            if self._policy_state is not None and operation.result is not Result.CANCELLED:
+            if operation.result is Result.CANCELLED:
+                self._want(operation.initial)  # a person stopped the policy: it shall not try the same again
+            if self._policy_state is not None:
                 self._policy_state = after_operation(
                     self._policy_state,
                     self._settings.policy,
@@ -237,34 +238,40 @@ class Controller:
         logger.warning("nobody drains %s: resumed", ", ".join(node_ids))
 
         def resumed(snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
-            draining = [node.node_id for node in snapshot.in_state(NodeState.DRAINING)]
-            strays = [node_id for node_id in draining if node_id in node_ids]
+            strays = [
+                node.node_id
+                for node in snapshot.in_state(NodeState.DRAINING)
+                if node.node_id in node_ids and not is_owned(node, self._book.running)
+            ]
             return snapshot.with_event(NodeEvent.RESUME, *strays) if strays else None
 
         await self._actors.table.edit(resumed)
 
     async def _remove(self, removals: tuple[Removal, ...]) -> None:
         """Take nodes out of the table at once, then end what may be left of them."""
-        starts = {(removal.node_id, removal.incarnation) for removal in removals}
-        removed: dict[str, AttentionNodeEntry] = {}
+        decided = {(removal.node_id, removal.incarnation, removal.state): removal for removal in removals}
+        removed: list[tuple[AttentionNodeEntry, Removal]] = []
 
         def without_lost(snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
-            lost = [node for node in snapshot.nodes if (node.node_id, node.incarnation) in starts]
-            removed.update((node.node_id, node) for node in lost)
-            return snapshot.without(*(node.node_id for node in lost)) if lost else None
+            removed[:] = [
+                (node, removal)
+                for node in snapshot.nodes
+                if (removal := decided.get((node.node_id, node.incarnation, node.state))) is not None
+                # An operation may have begun since it was decided.
+                and not (removal.reason is RemovalReason.ABANDONED and is_owned(node, self._book.running))
+            ]
+            return snapshot.without(*(node.node_id for node, _ in removed)) if removed else None
 
         snapshot = await self._actors.table.edit(without_lost)
-        for removal in removals:
+        for entry, removal in removed:
             self._metrics.node_removed(removal.reason)
             logger.warning(
-                "attention node %s#%s is out of the routing table at epoch %s (%s): %s",
-                removal.node_id,
-                removal.incarnation,
+                "attention node %s is out of the routing table at epoch %s (%s): %s",
+                entry.name,
                 snapshot.epoch,
                 removal.reason,
                 removal.detail,
             )
-        for entry in removed.values():
             task = asyncio.create_task(self._end(entry), name=f"end {entry.name}")
             self._cleanups.add(task)
             task.add_done_callback(self._cleanups.discard)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
     from kernelflume.runtime.clock import Clock
+    from kernelflume.scaler.book import OperationBook
     from kernelflume.scaler.operation import Operation
     from kernelflume.scaler.providers.base import Provider
     from kernelflume.scaler.table import Table
@@ -50,7 +51,7 @@ class Observation:
 
 
 async def observe(
-    store: RoutingStore, table: Table, provider: Provider, clock: Clock, operation: Operation | None
+    store: RoutingStore, table: Table, provider: Provider, book: OperationBook, clock: Clock
 ) -> Observation:
     """Look at everything once.
 
@@ -59,12 +60,14 @@ async def observe(
     """
     attention = {record.node_id: record for record in await store.living(NodeKind.ATTENTION)}
     weights = tuple(await store.living(NodeKind.WEIGHT))
-    routed = frozenset(await store.routes())
+    routed = await store.routed_weight_nodes()
     # The table last: whatever it names was already looked for above, and a node that has just joined it is
     # only ever taken for lost after the grace.
     snapshot = await table.read(
         newest_adopted=max((record.load.adopted_epoch for record in weights), default=0)
     )
+    # And the operation after it: one that has begun owns whatever it did to the table so far.
+    operation = book.running
     offered = attention.keys() - {node.node_id for node in snapshot.nodes}
     return Observation(
         now_s=clock.now(),

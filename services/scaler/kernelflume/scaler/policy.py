@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernelflume.core.leases import LeaseRecord
     from kernelflume.core.routing import AttentionNodeEntry
     from kernelflume.scaler.observe import Observation
+    from kernelflume.scaler.operation import Operation
 
 
 class RemovalReason(StrEnum):
@@ -71,6 +72,8 @@ class Removal:
 
     node_id: str
     incarnation: str
+    state: NodeState
+    """What it was decided on; nothing is removed once the state has changed."""
     reason: RemovalReason
     detail: str
 
@@ -108,7 +111,7 @@ def decide(
         resumed=tuple(
             entry.node_id
             for entry in observation.snapshot.in_state(NodeState.DRAINING)
-            if entry.node_id not in gone and not _owned(entry, observation)
+            if entry.node_id not in gone and not is_owned(entry, observation.operation)
         ),
         forgotten_weight_nodes=tuple(sorted(observation.routed_weight_nodes & lost)),
     )
@@ -175,17 +178,26 @@ def _missing_since(observation: Observation, state: PolicyState) -> dict[str, fl
     return {name: state.missing_since_s.get(name, observation.now_s) for name in missing}
 
 
-def _owned(entry: AttentionNodeEntry, observation: Observation) -> bool:
-    return observation.operation is not None and entry.node_id in observation.operation.node_ids
+def is_owned(entry: AttentionNodeEntry, operation: Operation | None) -> bool:
+    """Return whether ``operation`` looks after a node.
+
+    It does so for the nodes that it adds, retires or releases; one that is lost while it drains is removed
+    like an active one.
+    """
+    return operation is not None and entry.node_id in operation.node_ids
 
 
 def _removal(entry: AttentionNodeEntry, observation: Observation, lost: bool) -> Removal | None:
     def removal(reason: RemovalReason, detail: str) -> Removal:
-        return Removal(node_id=entry.node_id, incarnation=entry.incarnation, reason=reason, detail=detail)
+        return Removal(
+            node_id=entry.node_id,
+            incarnation=entry.incarnation,
+            state=entry.state,
+            reason=reason,
+            detail=detail,
+        )
 
-    # The running operation looks after the nodes it adds and the ones it releases; a node that is lost while
-    # it drains is removed like an active one.
-    if _owned(entry, observation) and entry.state is not NodeState.DRAINING:
+    if is_owned(entry, observation.operation) and entry.state is not NodeState.DRAINING:
         return None
     if entry.node_id in observation.ended:
         return removal(RemovalReason.PROCESS_ENDED, observation.ended[entry.node_id])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_INTERVAL_S = 0.1
+_DRAIN_INTERVAL_S = 0.2
 
 
 class ScaleDown:
@@ -81,7 +81,7 @@ class ScaleDown:
         async def probe() -> str | None:
             store = self._actors.store
             snapshot = await self._actors.table.read()
-            draining = {node.node_id for node in self._ours(snapshot, NodeState.DRAINING)}
+            draining = {node.node_id for node in self._still_draining(snapshot)}
             if not draining:
                 return None  # all of them were lost
             self._check_enough(snapshot)
@@ -102,8 +102,18 @@ class ScaleDown:
 
         await wait_until(probe, self._drain_deadline, interval_s=_DRAIN_INTERVAL_S)
 
+    def _still_draining(self, snapshot: RoutingSnapshot) -> tuple[AttentionNodeEntry, ...]:
+        """Return our nodes but those that were lost; refuse to go on when one was made routable again."""
+        for node_id in self._victims:
+            node = snapshot.find(node_id)
+            if node is not None and node.state is not NodeState.DRAINING:
+                raise ConflictError(f"attention node {node_id} is {node.state} and does not drain any more")
+        return self._ours(snapshot, NodeState.DRAINING)
+
     def _retired(self, snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
-        draining = self._ours(snapshot, NodeState.DRAINING)
+        if self._ours(snapshot, NodeState.RETIRED):
+            return None  # an earlier try succeeded, only its answer was lost
+        draining = self._still_draining(snapshot)
         if not draining:
             return None
         return snapshot.with_event(NodeEvent.RETIRE, *(node.node_id for node in draining))

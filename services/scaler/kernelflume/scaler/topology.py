@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernelflume.core.leases import LeaseRecord, NodeKind
+from kernelflume.core.routing import NodeState
 from kernelflume.rpc.codec import route_to_proto
 from kernelflume.rpc.v1 import scaler_pb2
 
@@ -51,7 +52,7 @@ async def read_topology(
             for weight_node, held in routes.items()
             for sequence_id, route in sorted(held.items())
         ],
-        target_attention_nodes=len(snapshot.nodes) if target is None else target,
+        target_attention_nodes=len(snapshot.in_state(NodeState.ACTIVE)) if target is None else target,
         operation=operation_to_proto(operation, now_s=now_s) if operation is not None else None,
     )
 
