@@ -128,6 +128,17 @@ def test_a_handle_is_posted_again_with_another_notice_each_time(mode: str) -> No
 
 
 @both_modes
+def test_a_write_and_its_notice_go_on_by_polling_alone(mode: str) -> None:
+    with agent(mode) as ours, running_peer("a#1", mode) as peer:
+        plan = ours.connect(peer)
+        ours.transport.post(plan, 0, b"first")
+        ((_, notice, seen),) = ours.received_by(peer, 1)
+        assert notice == b"first"
+        assert seen == ours.memory[:64].tobytes()
+        assert ours.transport.is_done(plan, 0)
+
+
+@both_modes
 def test_a_notice_goes_without_data(mode: str) -> None:
     with agent(mode) as ours, running_peer("a#1", mode) as peer:
         ours.connect(peer)
