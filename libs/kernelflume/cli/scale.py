@@ -72,7 +72,11 @@ def wait_operation(
 
 def outcome(operation: scaler_pb2.Operation) -> str:
     """Return one line that says how an operation ended and how long its phases took."""
-    phases = ", ".join(f"{phase.phase} {phase.seconds:.2f} s" for phase in operation.history)
+    phases = ", ".join(
+        f"{phase.phase} {phase.seconds:.2f} s"
+        for phase in operation.history
+        if phase.phase != operation.phase
+    )
     line = f"{operation.result}: {operation.initial_attention_nodes} -> {operation.target_attention_nodes}"
     details = "; ".join(text for text in (operation.reason, phases) if text)
     return f"{line} attention nodes ({details})" if details else f"{line} attention nodes"
