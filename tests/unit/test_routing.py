@@ -35,9 +35,7 @@ def test_a_taken_id_or_another_state_cannot_join() -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(NodeState, NodeEvent)))
-def test_events_follow_the_table_or_are_refused(
-    state: NodeState, event: NodeEvent
-) -> None:
+def test_events_follow_the_table_or_are_refused(state: NodeState, event: NodeEvent) -> None:
     before = table(a=state, b=NodeState.ACTIVE)
     expected = TRANSITIONS.get((state, event))
     if expected is None:
