@@ -34,8 +34,8 @@ def generate(names: list[str]) -> dict[str, dict[str, object]]:
         ids = tokenizer(PROMPTS[name], return_tensors="pt").input_ids
         cache, step, tokens, margin = None, ids, [], float("inf")
         for _ in range(NUM_TOKENS):
-            result = model(step, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
+            result = model(step, cache=cache, use_cache=True)
+            cache = result.cache
             best = result.logits[0, -1].topk(2)
             margin = min(margin, float(best.values[0] - best.values[1]))
             step = best.indices[:1].view(1, 1)

@@ -38,10 +38,10 @@ PROMPTS: dict[str, str] = {
     "code_sql": "-- all customers who ordered more than three times\nSELECT customers.name, COUNT(*)",
     "code_json": '{"name": "kernel", "version": "1.2.0", "dependencies": {',
     "unicode_french": "Il était une fois, à l'orée d'une forêt enchantée, une petite fille",
-    "unicode_greek": "Η Αθήνα είναι η πρωτεύουσα",
+    "unicode_greek": "Η Αθήνα είναι η πρωτεύουσα",  # noqa: RUF001 - Greek on purpose
     "unicode_japanese": "東京は日本の首都であり、",
     "unicode_emoji": "Weather today: ☀️🌧️🌈 and tomorrow:",
-    "unicode_math": "∀x ∈ ℝ: x² ≥ 0. Proof:",
+    "unicode_math": "∀x ∈ ℝ: x² ≥ 0. Proof:",  # noqa: RUF001 - mathematics on purpose
     "long_1500": chronicle(62) + "\nSummary: the people of",
     "long_2000": chronicle(84) + "85. In 1785 the people of",
     "long_3000": CHAT.format(question=chronicle(124) + "\nWhich towns are mentioned above?"),
