@@ -36,6 +36,7 @@ OPTIONS = StackOptions(
     redis_url=None,
     cluster="test",
     seed=7,
+    transport_error_handling="peer",
     log_level="warning",
     log_dir=Path("/logs"),
 )

@@ -81,6 +81,13 @@ def serve(
         typer.Option(parser=parse_size, metavar="SIZE", help="Keys and values a node can hold, like 512MiB."),
     ] = "512MiB",
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
+    transport_error_handling: Annotated[
+        Literal["peer", "none"],
+        typer.Option(
+            help="`peer` notices a dead attention node at the next send; `none` is faster within one machine, "
+            "and only deadlines and leases tell."
+        ),
+    ] = "peer",
     log_dir: Annotated[
         Path | None,
         typer.Option(
@@ -114,6 +121,7 @@ def serve(
         redis_url=redis_url,
         cluster=cluster,
         seed=seed,
+        transport_error_handling=transport_error_handling,
         log_level=log_level,
         log_dir=(log_dir or _state_dir() / str(port)).absolute(),
     )

@@ -51,6 +51,8 @@ class StackOptions:
     """None starts an embedded server."""
     cluster: str
     seed: int
+    transport_error_handling: str
+    """``peer`` or ``none``; all nodes need the same."""
     log_level: str
     log_dir: Path
 
@@ -101,6 +103,7 @@ def plan_stack(
     """
     redis_url = options.redis_url or f"redis://{LOCALHOST}:{ports.redis}/0"
     common = ("--redis-url", redis_url, "--cluster", options.cluster, "--log-level", options.log_level)
+    transport = ("--transport-error-handling", options.transport_error_handling)
     lengths = ("--max-model-len", str(options.max_model_len)) if options.max_model_len else ()
     scaler_address = f"{LOCALHOST}:{options.scaler_port}"
     weight_node_address = f"{LOCALHOST}:{ports.weight_node}"
@@ -123,6 +126,7 @@ def plan_stack(
             *("--attention-node-threads", str(threads.attention_node)),
             *("--geometry", json.dumps(geometry.to_dict())),
             *("--log-dir", str(options.log_dir)),
+            *transport,
             *common,
         ),
         probes=((Probe.GRPC, scaler_address), (Probe.TOPOLOGY, scaler_address)),
@@ -141,6 +145,7 @@ def plan_stack(
             *("--dtype", geometry.dtype),
             *("--seed", str(options.seed)),
             *("--threads", str(threads.weight_node)),
+            *transport,
             *lengths,
             *common,
         ),
