@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -17,7 +20,6 @@ from kernelflume.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(600)]
 
@@ -62,11 +64,12 @@ class Stack:
 
     def node_processes(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if "kernelflume.anode" in child.cmdline()]
+        return [child for child in children if " kernelflume.anode" in " ".join(child.cmdline())]
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
+@contextmanager
+def serving(log_dir: Path) -> Iterator[Stack]:
+    """Serve the small model until the block ends; whatever happened in it, no process may be left."""
     try:
         resolve("smollm2")
     except ConfigurationError as error:
@@ -76,7 +79,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         "--scaler-port": "0",
         "--attention-nodes": "1",
         "--attention-node-memory": "128MiB",
-        "--log-dir": str(tmp_path),
+        "--log-dir": str(log_dir),
         "--start-timeout": str(WAIT_S),
     }
     process = subprocess.Popen(
@@ -89,16 +92,40 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     line = process.stdout.readline()
     if not line:
         pytest.fail(process.communicate()[1])
-    served = Stack(process, line, tmp_path)
+    served = Stack(process, line, log_dir)
     yield served
-    if process.poll() is None:
-        process.kill()
-        process.communicate()
+    process.kill()
+    process.communicate()
     _, alive = psutil.wait_procs(served.descendants, timeout=WAIT_S)
     assert not alive
 
 
-def test_it_answers_scales_and_ends(stack: Stack) -> None:
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One stack for all tests of this file but the last, which are in the order of a stack's life."""
+    with serving(tmp_path_factory.mktemp("logs")) as served:
+        yield served
+
+
+def test_the_readme_s_examples_answer(stack: Stack) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("http://127.0.0.1:8000", stack.url)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 5
+
+    [(path, body)] = re.findall(r"curl -s http://127.0.0.1:8000(\S+) .*?-d '(.*?)'", readme, re.DOTALL)
+    answer = httpx.post(f"{stack.url}{path}", json=json.loads(body), timeout=WAIT_S).json()
+    assert "gravity" in answer["choices"][0]["message"]["content"].lower()
+
+
+def test_scaling_up_and_down_changes_no_answer(stack: Stack) -> None:
     first = stack.complete("Gravity is", 8)
     assert first["usage"]["completion_tokens"] == 8
     assert stack.active() == ["a-1"]
@@ -111,21 +138,26 @@ def test_it_answers_scales_and_ends(stack: Stack) -> None:
     assert len(stack.active()) == 1
     assert stack.complete("Gravity is", 8)["choices"][0]["text"] == first["choices"][0]["text"]
 
-    # An attention node learns the geometry and never where the weights are.
-    [node] = [child for child in stack.node_processes() if "kernelflume.anode" in child.cmdline()]
-    folder = str(resolve("smollm2").path)
-    assert folder not in " ".join(node.cmdline())
-    assert not [opened for opened in node.open_files() if opened.path.startswith(folder)]
 
+def test_an_attention_node_never_learns_where_the_weights_are(stack: Stack) -> None:
+    folder = str(resolve("smollm2").path)
+    nodes = stack.node_processes()
+    assert nodes
+    for node in nodes:
+        assert folder not in " ".join(node.cmdline())
+        assert not [opened for opened in node.open_files() if opened.path.startswith(folder)]
+
+
+def test_an_interrupt_ends_it_in_order(stack: Stack) -> None:
     stack.process.send_signal(signal.SIGINT)
     out, err = stack.process.communicate(timeout=WAIT_S)
     assert (stack.process.returncode, out) == (0, ""), err
+    _, alive = psutil.wait_procs(stack.descendants, timeout=0)
+    assert not alive
     logs = {path.stem for path in stack.log_dir.glob("*.log")}
     assert {"redis", "scaler", "wnode", "router", "a-1"} <= logs
 
 
-def test_nothing_is_left_when_it_is_killed(stack: Stack) -> None:
-    stack.process.kill()
-    stack.process.communicate()
-    _, alive = psutil.wait_procs(stack.descendants, timeout=WAIT_S)
-    assert not alive
+def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.process.kill()
