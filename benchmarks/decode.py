@@ -40,7 +40,7 @@ SUBJECTS = ("rivers", "bridges", "clocks", "maps", "bread", "glass", "winter", "
 def prompts(count: int) -> list[str]:
     """Return prompts of about 20 tokens, each another one."""
     return [
-        f"Chapter {number + 1}. A short history of {SUBJECTS[number % 8]} in the north, from {900 + number} on:"
+        f"Chapter {number + 1}. A short history of {SUBJECTS[number % 8]} in the north from {900 + number}:"
         for number in range(count)
     ]
 

@@ -84,8 +84,8 @@ def serve(
     transport_error_handling: Annotated[
         Literal["peer", "none"],
         typer.Option(
-            help="`peer` notices a dead attention node at the next send; `none` is faster within one machine, "
-            "and only deadlines and leases tell."
+            help="`peer` notices a dead attention node at the next send; `none` is faster within one "
+            "machine, and only deadlines and leases tell."
         ),
     ] = "peer",
     log_dir: Annotated[
