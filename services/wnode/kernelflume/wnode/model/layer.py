@@ -57,7 +57,7 @@ class DecoderLayer(nn.Module):
     def project_query(self, hidden: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotated queries [n, Hq, D] and the normed rows [n, hidden] for ``project_kv``."""
         normed: Tensor = self.input_norm(hidden)
-        query: Tensor = self.query(normed).unflatten(-1, (-1, self.head_dim))
+        query: Tensor = self.query(normed).view(hidden.size(0), -1, self.head_dim)
         if self.query_norm is not None:
             query = self.query_norm(query)
         return rotate(query, turn), normed
@@ -65,7 +65,7 @@ class DecoderLayer(nn.Module):
     @torch.jit.export
     def project_kv(self, normed: Tensor, turn: Tensor, out: Tensor) -> None:
         """Write the rotated keys and the values to ``out`` [n, 2, Hkv, D]."""
-        projected: Tensor = self.key_value(normed).unflatten(-1, (2, -1, self.head_dim))
+        projected: Tensor = self.key_value(normed).view(normed.size(0), 2, -1, self.head_dim)
         key = projected.select(1, 0)
         if self.key_norm is not None:
             key = self.key_norm(key)
@@ -78,8 +78,9 @@ class DecoderLayer(nn.Module):
         hidden.add_(self.output(attention), alpha=1.0 / self.output.gain)
         if self.output_bias is not None:
             hidden.add_(self.output_bias)
-        gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, -1)
-        hidden.add_(self.down(F.silu(gate).mul_(up)), alpha=1.0 / self.down.gain)
+        gate_up = self.gate_up(self.post_norm(hidden)).view(hidden.size(0), 2, -1)
+        gated = F.silu(gate_up.select(1, 0)).mul_(gate_up.select(1, 1))
+        hidden.add_(self.down(gated), alpha=1.0 / self.down.gain)
         if self.down_bias is not None:
             hidden.add_(self.down_bias)
 

@@ -44,7 +44,7 @@ def rotation(positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
 
 def rotate(heads: Tensor, turn: Tensor) -> Tensor:
     """Turn each pair (2i, 2i + 1) of ``heads`` [n, H, D] by ``turn`` complex64 [n, 1, D / 2]."""
-    return torch.view_as_real(_pairs(heads.float()) * turn).flatten(-2).to(heads.dtype)
+    return torch.view_as_real(_pairs(heads.float()) * turn).view(heads.size()).to(heads.dtype)
 
 
 def rotate_into(heads: Tensor, turn: Tensor, out: Tensor) -> None:
@@ -56,8 +56,7 @@ def rotate_into(heads: Tensor, turn: Tensor, out: Tensor) -> None:
 
 
 def _pairs(heads: Tensor) -> Tensor:
-    pairs: Tensor = heads.unflatten(-1, (heads.size(-1) // 2, 2))
-    return torch.view_as_complex(pairs)
+    return torch.view_as_complex(heads.view(heads.size(0), heads.size(1), -1, 2))
 
 
 def interleave_halves(weight: Tensor, num_heads: int) -> Tensor:
