@@ -213,7 +213,17 @@ class SilentDoorbell:
     """A doorbell without a socket that counts its rings."""
 
     address: str = "127.0.0.1:9"
-    rung: list[tuple[str, int]] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)
+    rung: list[str] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
 
-    def ring(self, target: tuple[str, int]) -> None:
-        self.rung.append(target)
+    def connect(self, peer: str, address: str) -> None:
+        self.lines[peer] = address
+
+    def disconnect(self, peer: str) -> None:
+        self.lines.pop(peer, None)
+
+    def ring_peer(self, peer: str) -> bool:
+        if peer in self.lines:
+            self.rung.append(self.lines[peer])
+        return peer not in self.gone

@@ -535,7 +535,7 @@ def test_every_answer_rings() -> None:
     store(node, weight, 5, 1)
     weight.free(5)
     node.turn()
-    assert node.doorbell.rung == [("127.0.0.1", 7)] * 3
+    assert node.doorbell.rung == ["127.0.0.1:7"] * 3
 
 
 def test_an_unusable_doorbell_address_refuses_the_link() -> None:

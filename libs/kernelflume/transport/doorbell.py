@@ -4,6 +4,8 @@ The transport has no file descriptor to wait on. Where cores are few, a poller t
 that the work needs, and one that sleeps for a fixed time adds that time to every layer. A doorbell is one
 datagram beside a post: a waiter blocks until it rings and polls then. It carries nothing, and a lost one
 only costs the waiter its time-out.
+
+It also tells early that a peer's process is gone: its port is closed with it, and the next ring is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import select
 import socket
 
-from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.errors import ConfigurationError, HandshakeError
 
 
 class Doorbell:
@@ -27,6 +29,7 @@ class Doorbell:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        self._lines: dict[str, socket.socket] = {}
         self.is_watched_ready = False
         """True when the last ``wait`` saw a watched descriptor readable."""
 
@@ -40,8 +43,46 @@ class Doorbell:
         """Make ``wait`` return when this descriptor is readable too, such as a control pipe."""
         self._poll.register(file_descriptor, select.POLLIN)
 
+    def connect(self, peer: str, address: str) -> None:
+        """Open the line to a peer's bell, replacing an earlier one.
+
+        Raises:
+            HandshakeError: the address cannot be used.
+        """
+        self.disconnect(peer)
+        line = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            line.connect(parse_address(address))
+        except (OSError, ValueError) as error:
+            line.close()
+            raise HandshakeError(f"doorbell address {address!r} of {peer} cannot be used: {error}") from error
+        line.setblocking(False)
+        self._lines[peer] = line
+
+    def disconnect(self, peer: str) -> None:
+        """Close the line to a peer's bell, if there is one."""
+        line = self._lines.pop(peer, None)
+        if line is not None:
+            line.close()
+
+    def ring_peer(self, peer: str) -> bool:
+        """Ring a connected peer; False when its port was found closed, that is, its process is gone.
+
+        A peer without a line counts as rung, and so does one that could not be rung for another reason.
+        """
+        line = self._lines.get(peer)
+        if line is None:
+            return True
+        try:
+            line.send(b"\0")
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # a hint may be lost
+            return True
+        return True
+
     def ring(self, target: tuple[str, int]) -> None:
-        """Ring another node's bell; never blocks and never fails, for a hint may be lost."""
+        """Ring a bell by its address; never blocks and never fails, for a hint may be lost."""
         try:
             self._socket.sendto(b"\0", target)
         except OSError:
@@ -63,7 +104,9 @@ class Doorbell:
             return
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the bell and all lines."""
+        for peer in list(self._lines):
+            self.disconnect(peer)
         self._socket.close()
 
 

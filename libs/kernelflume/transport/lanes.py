@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
@@ -27,6 +28,7 @@ NUM_APPEND_SLOTS = 2
 _LSE_BYTES = 4
 
 
+@lru_cache(maxsize=64)  # asked for at every post
 def row_buckets(max_rows: int) -> tuple[int, ...]:
     """Return ascending row counts from 1 to ``max_rows``: all up to 8, then four to a doubling."""
     buckets = list(range(1, min(max_rows, 8) + 1))

@@ -22,7 +22,7 @@ from kernelflume.core.errors import (
 from kernelflume.transport.base import MemoryRegion, Notice, Write, WritePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -61,12 +61,20 @@ class NixlPlan:
 class NixlTransport:
     """One NIXL agent; see ``transport.base.Transport``."""
 
-    def __init__(self, name: str, *, error_handling: str = "peer") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        error_handling: str = "peer",
+        on_sent: Callable[[str], object] = lambda _: None,
+    ) -> None:
         """Create the agent.
 
         Args:
             name: the agent's name; contains an incarnation, since notices are keyed by name alone.
             error_handling: one of ``ERROR_HANDLING_MODES``; both ends must use the same.
+            on_sent: called with the peer when a notice left later than its post, from the thread that polls:
+                a peer that sleeps by then must be woken again.
 
         Raises:
             ConfigurationError: nixl is missing, or the mode is unknown.
@@ -100,6 +108,7 @@ class NixlTransport:
         self._registered: dict[int, Any] = {}
         self._under_way: list[tuple[NixlPlan, int]] = []
         """Writes that were not done when posted; of the polling thread alone."""
+        self._on_sent = on_sent
         self._lock = threading.Lock()
 
     def register(self, memory: np.ndarray) -> MemoryRegion:
@@ -196,7 +205,10 @@ class NixlTransport:
         if state == "ERR":
             raise PeerLostError(plan.peer, "write failed")
         live.active[index] = state != "DONE"
-        return not live.active[index]
+        if live.active[index]:
+            return False
+        self._on_sent(live.peer)
+        return True
 
     def notify(self, peer: str, notice: bytes) -> None:
         """Send a notice alone."""

@@ -72,6 +72,8 @@ class Exchange:
     def adopt(self, link: Link) -> Connected:
         """Take a prepared link into service."""
         self._links[link.weight_node] = link
+        if link.doorbell is not None:
+            self._doorbell.connect(link.weight_node, link.doorbell)
         logger.info("linked %s: %d lanes of %d rows", link.weight_node, len(link.lanes), link.layout.max_rows)
         return Connected(
             metadata=self._transport.metadata(),
@@ -96,6 +98,7 @@ class Exchange:
         for sequence_id in list(link.sequences):
             link.end(sequence_id, self._pool)
         self._transport.disconnect(weight_node)
+        self._doorbell.disconnect(weight_node)
         for buffers in link.buffers:
             buffers.deregister(self._transport)
         self._quarantine.append((self._clock.now() + _QUARANTINE_S, link.buffers))
@@ -283,8 +286,8 @@ class Exchange:
         self._ring(link)
 
     def _ring(self, link: Link) -> None:
-        if link.doorbell is not None:
-            self._doorbell.ring(link.doorbell)
+        if not self._doorbell.ring_peer(link.weight_node):
+            raise PeerLostError(link.weight_node, "its process is gone")
 
     def _await_staging(self, link: Link, index: int) -> None:
         lane = link.lanes[index]

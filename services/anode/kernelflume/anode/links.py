@@ -34,7 +34,7 @@ class Link:
         layout: LaneLayout,
         buffers: list[LaneBuffers],
         plans: list[WritePlan],
-        doorbell: tuple[str, int] | None,
+        doorbell: str | None,
     ) -> None:
         self.weight_node = weight_node
         self.layout = layout
@@ -116,8 +116,8 @@ def prepare_link(order: ConnectOrder, geometry: KvGeometry, transport: Transport
     return Link(order.weight_node, layout, buffers, plans, bell)
 
 
-def _resolve(address: str) -> tuple[str, int] | None:
-    """Look a doorbell's host up once; a ring must not."""
+def _resolve(address: str) -> str | None:
+    """Look a doorbell's host up beside the step loop; opening the line in it must not."""
     if not address:
         return None
     try:
@@ -125,4 +125,4 @@ def _resolve(address: str) -> tuple[str, int] | None:
         target = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
     except (OSError, ValueError) as error:
         raise HandshakeError(f"doorbell address {address!r} cannot be used: {error}") from error
-    return str(target[0]), int(target[1])
+    return f"{target[0]}:{target[1]}"

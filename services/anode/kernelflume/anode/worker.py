@@ -154,10 +154,11 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
     """
     clock = MonotonicClock()
     torch.set_num_threads(config.num_threads)
-    torch.set_grad_enabled(False)
     kernel: AttentionKernel = choose_kernel(config.kernel, num_kv_heads=config.geometry.num_kv_heads)
-    transport = NixlTransport(config.node_name, error_handling=config.transport_error_handling)
     doorbell = Doorbell(config.doorbell_host)
+    transport = NixlTransport(
+        config.node_name, error_handling=config.transport_error_handling, on_sent=doorbell.ring_peer
+    )
     pool = KvPool(config.geometry, page_tokens=config.page_tokens, num_bytes=config.memory_bytes)
     check_kernel(kernel, pool)
     exchange = Exchange(transport=transport, doorbell=doorbell, pool=pool, kernel=kernel, clock=clock)
@@ -189,12 +190,13 @@ def main(file_descriptor: int) -> None:
     # A Ctrl-C reaches every process of the terminal; the shell ends this one in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure("anode", config.log_level)
-    try:
-        worker = start(config, control)
-    except KernelFlumeError as error:
-        control.send(Failed(error))
-        raise SystemExit(1) from error
-    worker.run()
+    with torch.inference_mode():
+        try:
+            worker = start(config, control)
+        except KernelFlumeError as error:
+            control.send(Failed(error))
+            raise SystemExit(1) from error
+        worker.run()
 
 
 if __name__ == "__main__":

@@ -57,8 +57,10 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
     decoder = load_decoder(checkpoint, dtype=getattr(torch, geometry.dtype), device=torch.device("cpu"))
     _warm(decoder, settings.max_num_batched_tokens)
     clock = MonotonicClock()
-    transport = NixlTransport(arguments.name, error_handling=settings.transport_error_handling)
     doorbell = Doorbell(settings.doorbell_host)
+    transport = NixlTransport(
+        arguments.name, error_handling=settings.transport_error_handling, on_sent=doorbell.ring_peer
+    )
     links = LinkTable(
         Waiter(transport, doorbell, clock, WaitPolicy()),
         clock,

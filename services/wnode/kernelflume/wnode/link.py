@@ -9,7 +9,7 @@ import torch
 
 from kernelflume.core.errors import PeerLostError
 from kernelflume.transport.base import MemoryRegion, Write
-from kernelflume.transport.doorbell import Doorbell, parse_address
+from kernelflume.transport.doorbell import Doorbell
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
 from kernelflume.transport.memory import allocate
 from kernelflume.transport.wire import (
@@ -101,7 +101,6 @@ class Link:
     """FREE notices that were not answered yet."""
     failed_sequences: list[int] = field(default_factory=list)
     """Sequences the node could not store; the engine takes them from here."""
-    _bell: tuple[str, int] = ("", 0)
     _query_plan: WritePlan | None = None
     _append_plans: list[WritePlan] = field(default_factory=list)
     _append_counter: int = 0
@@ -152,7 +151,7 @@ class Link:
         self.page_tokens = answer.page_tokens
         self.num_pages = answer.num_pages
         self.num_free_pages = answer.num_free_pages
-        self._bell = parse_address(answer.doorbell_address)
+        self.doorbell.connect(self.node_name, answer.doorbell_address)
 
     def warm(self) -> None:
         """Post the warming write, once the step loop receives this link's notices; called off the step loop.
@@ -165,8 +164,13 @@ class Link:
         self.ring()
 
     def ring(self) -> None:
-        """Wake the node if it sleeps."""
-        self.doorbell.ring(self._bell)
+        """Wake the node if it sleeps.
+
+        Raises:
+            PeerLostError: its process is gone.
+        """
+        if not self.doorbell.ring_peer(self.node_name):
+            raise PeerLostError(self.node_name, "its process is gone")
 
     def query_staging(self, num_rows: int) -> torch.Tensor:
         """Return the registered [num_rows, query heads, head dim] that ``post_query`` sends."""
@@ -212,11 +216,6 @@ class Link:
         assert self._query_plan is not None  # noqa: S101 - connect made it
         self.transport.post(self._query_plan, self.layout.bucket_index(num_rows), notice.encode())
         self.ring()
-
-    def is_query_sent(self, num_rows: int) -> bool:
-        """True once the staged queries have left, so that a sleeping waiter need not push them."""
-        assert self._query_plan is not None  # noqa: S101 - connect made it
-        return self.transport.is_done(self._query_plan, self.layout.bucket_index(num_rows))
 
     def free_slot(self) -> int | None:
         """Return an append slot that may be filled, or None while all are under way."""
@@ -296,4 +295,5 @@ class Link:
         this object until that cannot be any more.
         """
         self.transport.disconnect(self.node_name)
+        self.doorbell.disconnect(self.node_name)
         self.buffers.release(self.transport)
