@@ -538,6 +538,18 @@ def test_every_answer_rings() -> None:
     assert node.doorbell.rung == ["127.0.0.1:7"] * 3
 
 
+def test_a_refused_ring_ends_the_link() -> None:
+    node = Node()
+    weight = node.link()
+    store(node, weight, 5, 3)
+    node.doorbell.gone.add("w#1")
+    weight.free()
+    node.turn()
+    assert node.exchange.links == ()
+    assert node.exchange.statistics().num_free_pages == 16
+    assert node.doorbell.lines == {}
+
+
 def test_an_unusable_doorbell_address_refuses_the_link() -> None:
     node = Node()
     transport = LoopbackTransport("w#1", node.network)

@@ -92,36 +92,53 @@ class TorchStep:
         self._heads_shape = (num_rows, num_kv_heads, num_query_heads // num_kv_heads)
         heads = queries.view(*self._heads_shape, head_dim)
         split = heads.split_with_sizes([share.num_rows for share in shares])
-        self._shares = [(rows.transpose(0, 1), share) for rows, share in zip(split, shares, strict=True)]
+        self._rows = [_Rows(rows, share.extents) for rows, share in zip(split, shares, strict=True)]
 
     def run(self, layer: int, into: Partial) -> None:
         """Attend one layer's queries."""
-        outs: list[torch.Tensor] = []
-        lses: list[torch.Tensor] = []
-        for rows, share in self._shares:
-            out, lse = self._attend(rows, share, layer)
-            outs.append(out.to(into.out.dtype))
-            lses.append(lse)
+        partials = [rows.attend(layer) for rows in self._rows]
+        dtype = into.out.dtype
+        outs = [out if out.dtype is dtype else out.to(dtype) for out, _ in partials]
         torch.cat(outs, out=into.out.view(*self._heads_shape, -1))
-        torch.cat(lses, out=into.lse.view(self._heads_shape))
+        torch.cat([lse for _, lse in partials], out=into.lse.view(self._heads_shape))
 
-    def _attend(self, rows: torch.Tensor, share: Share, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+
+class _Rows:
+    """The rows of one sequence; all that need not be done again for every layer is done here."""
+
+    def __init__(self, queries: torch.Tensor, extents: Sequence[tuple[torch.Tensor, ...]]) -> None:
+        """Take [num_rows, num_kv_heads, group, head_dim] queries, which are read at every ``attend``."""
+        self._queries = queries
+        self._extents = extents
+        kv_dtype = extents[0][0].dtype if extents else queries.dtype
+        # A single row in the pool's format is attended where it lies.
+        self._is_single = queries.shape[0] == 1
+        self._is_ready = self._is_single and queries.dtype is kv_dtype
+        self._kv_dtype = kv_dtype
+
+    def attend(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [num_rows, num_kv_heads, group, head_dim] and [num_rows, num_kv_heads, group]."""
-        num_kv_heads, num_rows, group, head_dim = rows.shape
-        if not share.extents:
-            shape = (num_rows, num_kv_heads, group)
-            return rows.new_zeros(*shape, head_dim), torch.full(shape, -torch.inf)
-        first, *others = share.extents
-        heads = rows.reshape(1, num_kv_heads, num_rows * group, head_dim).to(first[0].dtype)
+        queries = self._queries
+        if not self._extents:
+            return torch.zeros_like(queries), torch.full(queries.shape[:3], -torch.inf)
+        heads = queries if self._is_ready else self._by_kv_head()
+        first = self._extents[0]
         out, lse = _FLASH(heads, first[2 * layer], first[2 * layer + 1])
-        for extent in others:
+        for extent in self._extents[1:]:
             merge_into(out, lse, *_FLASH(heads, extent[2 * layer], extent[2 * layer + 1]))
-        if num_rows == 1:
+        if self._is_single:
             return out, lse
+        num_rows, num_kv_heads, group, head_dim = queries.shape
         return (
             out.view(num_kv_heads, num_rows, group, head_dim).transpose(0, 1),
             lse.view(num_kv_heads, num_rows, group).transpose(0, 1),
         )
+
+    def _by_kv_head(self) -> torch.Tensor:
+        """Copy the queries to [1, num_kv_heads, num_rows * group, head_dim] in the pool's format."""
+        num_rows, num_kv_heads, group, head_dim = self._queries.shape
+        heads = self._queries.transpose(0, 1).to(self._kv_dtype)
+        return heads.reshape(1, num_kv_heads, num_rows * group, head_dim)
 
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - no public form returns the lse

@@ -122,7 +122,7 @@ def _resolve(address: str) -> str | None:
         return None
     try:
         host, port = parse_address(address)
-        target = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        resolved = socket.gethostbyname(host)
     except (OSError, ValueError) as error:
         raise HandshakeError(f"doorbell address {address!r} cannot be used: {error}") from error
-    return f"{target[0]}:{target[1]}"
+    return f"{resolved}:{port}"
