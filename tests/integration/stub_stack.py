@@ -50,6 +50,7 @@ def main() -> None:
         redis_url=None,
         cluster="test",
         seed=0,
+        transport_error_handling="peer",
         log_level="info",
         log_dir=log_dir,
     )

@@ -92,6 +92,11 @@ def test_attention_nodes_learn_the_geometry_and_never_the_path() -> None:
     assert (flags(weight_node)["--dtype"], flags(weight_node)["--served-model-id"]) == ("float32", "small")
 
 
+def test_both_ends_of_the_transport_handle_errors_alike() -> None:
+    _, (scaler, weight_node, _) = plan(replace(OPTIONS, transport_error_handling="none"))
+    assert {flags(part)["--transport-error-handling"] for part in (scaler, weight_node)} == {"none"}
+
+
 def test_clients_use_the_model_s_name_as_it_was_given_unless_others_are_named() -> None:
     router = plan(OPTIONS)[1][-1]
     assert flags(router)["--served-model-name"] == "/models/small"
