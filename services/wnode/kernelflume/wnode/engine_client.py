@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 _STOP_TIMEOUT_S = 5.0
+_SPIN_COUNT = "2000"
+"""Some ten microseconds: from one operation of a layer to the next, not longer (benchmarks/results)."""
 
 
 class EngineClient:
@@ -40,6 +43,9 @@ class EngineClient:
             DeadlineError: it was not ready in time.
         """
         self._on_event = on_event
+        # Read when the child loads OpenMP. With the default, a kernel thread that waits for the next parallel
+        # region spins for milliseconds on the core that an attention node needs by then.
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_run_engine, args=(theirs, self._arguments), daemon=True)
