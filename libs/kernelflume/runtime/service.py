@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FIRST_FREE_PORT = 20_000
+_NUM_FREE_PORTS = 12_768
+_PORT_TRIES = 100
+
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 """A setting is at fault: starting again changes nothing."""
@@ -32,10 +36,25 @@ def new_incarnation() -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port that nothing listens on at the moment of the call."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that nothing listens on at the moment of the call.
+
+    It lies below the range from which Linux gives ports to outgoing connections: one from that range may be
+    taken by a connection of any program before the service that was promised it listens.
+
+    Raises:
+        ConfigurationError: none of many ports could be listened on.
+    """
+    for _ in range(_PORT_TRIES):
+        port = _FIRST_FREE_PORT + secrets.randbelow(_NUM_FREE_PORTS)
+        with socket.socket() as probe:
+            # As servers do: a port whose last connections are still closing can be listened on.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise ConfigurationError(f"no free port on {host} between {_FIRST_FREE_PORT} and 32767")
 
 
 def exit_with_parent(parent_pid: int | None = None) -> None:
