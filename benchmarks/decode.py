@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from kernelflume.checkpoint.source import resolve
+from kernelflume.runtime.service import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,13 +43,6 @@ def prompts(count: int) -> list[str]:
         f"Chapter {number + 1}. A short history of {SUBJECTS[number % 8]} in the north from {900 + number}:"
         for number in range(count)
     ]
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def stream_one(

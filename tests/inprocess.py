@@ -75,7 +75,6 @@ class LocalAttentionNode:
             clock=clock,
         )
         self._waiter = Waiter(self.transport, self.doorbell, clock, WaitPolicy())
-        self._calls: list[Callable[[], None]] = []
         self._stopping = threading.Event()
         self._paused = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -169,7 +168,7 @@ class LocalWeightNode:
         )
         self.ledger = Ledger(self.links, max_range_tokens)
         self.scheduler = Scheduler(
-            BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_rows, max_model_len=512),
+            BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_rows),
             self.ledger,
         )
         self.recorder = Recorder()

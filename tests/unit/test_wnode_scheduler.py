@@ -13,7 +13,7 @@ from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
 def make_scheduler(
     *links: FakeLink, max_num_seqs: int = 8, max_rows: int = 16, max_range_tokens: int = 0
 ) -> Scheduler:
-    limits = BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_rows, max_model_len=1000)
+    limits = BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_rows)
     return Scheduler(limits, make_ledger(*links, max_range_tokens=max_range_tokens))
 
 

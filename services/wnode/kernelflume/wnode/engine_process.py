@@ -70,7 +70,6 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
     limits = BatchLimits(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=arguments.max_model_len,
     )
     reporter = Reporter(connection, clock)
     inbox = Inbox()

@@ -35,7 +35,6 @@ class LinkTable:
         self._exchange_timeout_s = exchange_timeout_s
         self._links: dict[str, Link] = {}
         self._closed: deque[tuple[float, Link]] = deque()
-        self.num_stray_notices = 0
         self.waited_s = 0.0
         """Time spent in ``wait_until`` since the caller last reset it."""
 
@@ -99,11 +98,9 @@ class LinkTable:
     def _receive(self, notices: list[Notice]) -> None:
         for peer, payload in notices:
             link = self._links.get(peer)
-            if link is None:
-                self.num_stray_notices += 1
+            if link is None:  # of a link that was closed
                 continue
             try:
                 link.receive(decode(payload))
             except HandshakeError as error:
-                self.num_stray_notices += 1
                 logger.warning("ignored a notice of %s: %s", peer, error)

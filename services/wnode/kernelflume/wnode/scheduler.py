@@ -20,7 +20,6 @@ class BatchLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True)
