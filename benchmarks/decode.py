@@ -92,8 +92,8 @@ async def measure_server(url: str, model: str, batch: int, tokens: int) -> float
 
 
 @contextlib.contextmanager
-def server(command: list[str], port: int, **environment: str) -> Iterator[str]:
-    """Start a server and wait until it answers; end its whole process group at the end."""
+def server(command: list[str], port: int, ready: str, **environment: str) -> Iterator[str]:
+    """Start a server and wait until its ``ready`` path answers; end its process group at the end."""
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -106,8 +106,7 @@ def server(command: list[str], port: int, **environment: str) -> Iterator[str]:
                     log.seek(0)
                     raise SystemExit(f"{command[0]} did not start:\n{log.read().decode()[-3000:]}")
                 with contextlib.suppress(httpx.HTTPError):
-                    path = "/ready" if "kernelflume" in " ".join(command) else "/health"
-                    if httpx.get(url + path, timeout=2).status_code == 200:
+                    if httpx.get(url + ready, timeout=2).status_code == 200:
                         break
                 time.sleep(0.5)
             yield url
@@ -130,7 +129,7 @@ def run_kernelflume(nodes: int, transport: str) -> Callable[[list[int], int], di
             command = [sys.executable, "-m", "kernelflume.cli.main", "serve", "smollm2", "--port", str(port)]
             command += ["--scaler-port", "0", "--log-dir", logs, "--attention-nodes", str(nodes)]
             command += ["--transport-error-handling", transport]
-            with server(command, port) as url:
+            with server(command, port, "/ready") as url:
                 return measure_batches(url, "smollm2", batches, tokens)
 
     return run
@@ -144,7 +143,8 @@ def run_vllm(python: str) -> Callable[[list[int], int], dict[int, float]]:
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(port)]
         command += ["--served-model-name", "smollm2", "--dtype", "float32", "--enforce-eager"]
         command += ["--max-num-seqs", "32", "--max-model-len", "2048"]
-        with server(command, port, VLLM_CPU_KVCACHE_SPACE="2", HF_HUB_OFFLINE="1") as url:
+        environment = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+        with server(command, port, "/health", **environment) as url:
             return measure_batches(url, "smollm2", batches, tokens)
 
     return run

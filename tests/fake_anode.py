@@ -12,7 +12,8 @@ import sys
 
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
 from kernelflume.rpc.server import Server
-from kernelflume.runtime.service import exit_with_parent, new_incarnation
+from kernelflume.runtime.service import new_incarnation
+from kernelflume.runtime.tether import tether_to_parent
 from kernelflume.store.redis import RedisStore
 
 
@@ -59,7 +60,7 @@ def main() -> None:
         sys.stderr.write(f"starting\n{options.fail}\n")
         sys.exit(3)
     if options.exit_with_parent:
-        exit_with_parent()
+        tether_to_parent()
     asyncio.run(serve(options))
 
 

@@ -28,6 +28,7 @@ from kernelflume.transport.waiter import Waiter, WaitPolicy
 from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
 from kernelflume.wnode.inbox import Inbox, LinkConnected, TableBuilt
+from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
 from kernelflume.wnode.link import Link
 from kernelflume.wnode.links import LinkTable
@@ -183,6 +184,7 @@ class LocalWeightNode:
             inbox=self.inbox,
             reporter=Reporter(self.recorder, clock),  # type: ignore[arg-type]
             clock=clock,
+            kernel_threads=KernelThreads(alone=2, beside=1),
             eos_token_ids=eos_token_ids,
             max_model_len=512,
             seed=0,

@@ -13,6 +13,7 @@ from tests.stack import Stack, Stream, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(1200)]
 
@@ -73,8 +74,15 @@ async def test_scaling_while_streams_decode(stack: Stack) -> None:
         assert max(stream.gaps) < max(5.0, 50 * statistics.median(stream.gaps))
 
 
-async def test_attention_node_that_is_killed_costs_no_token(stack: Stack) -> None:
-    await asyncio.to_thread(stack.scale, 2)
+@pytest.fixture(params=["none", "peer"])
+def stack_of_mode(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    """A stack of its own for each mode of error handling."""
+    with serve(tmp_path, "--transport-error-handling", request.param) as served:
+        yield served
+
+
+async def test_attention_node_that_is_killed_costs_no_token(stack_of_mode: Stack) -> None:
+    stack = stack_of_mode
     prompts = list(PROMPTS.values())[:6]
     expected = await asyncio.gather(*(stack.generate(prompt, 120) for prompt in prompts))
     streams = [Stream() for _ in prompts]

@@ -48,7 +48,7 @@ def plan(options: StackOptions) -> tuple[tuple[PartSpec, ...], ...]:
         checkpoint=Path("/cache/small"),
         geometry=GEOMETRY,
         ports=Ports(redis=6000, weight_node=8200),
-        threads=ThreadBudget(weight_node=4, attention_node=2),
+        threads=ThreadBudget(weight_node=4, weight_node_beside_attention=1, attention_node=2),
         embedded_redis=["valkey-server", "--port", "6000"],
     )
 
@@ -125,8 +125,19 @@ def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_cpus", "num_nodes", "weight_node", "attention_node"),
-    [(1, 1, 1, 1), (2, 1, 2, 2), (2, 2, 2, 1), (2, 5, 2, 1), (16, 2, 16, 8), (16, 0, 16, 16), (0, 2, 1, 1)],
+    ("num_cpus", "num_nodes", "weight_node", "beside", "attention_node"),
+    [
+        (0, 2, 1, 1, 1),
+        (1, 1, 1, 1, 1),
+        (2, 1, 2, 1, 1),
+        (2, 2, 2, 1, 1),
+        (2, 5, 2, 1, 1),
+        (16, 0, 16, 1, 15),
+        (16, 2, 16, 2, 7),
+        (16, 3, 16, 1, 5),
+    ],
 )
-def test_cores_are_shared(num_cpus: int, num_nodes: int, weight_node: int, attention_node: int) -> None:
-    assert divide_threads(num_cpus, num_nodes) == ThreadBudget(weight_node, attention_node)
+def test_cores_are_shared(
+    num_cpus: int, num_nodes: int, weight_node: int, beside: int, attention_node: int
+) -> None:
+    assert divide_threads(num_cpus, num_nodes) == ThreadBudget(weight_node, beside, attention_node)

@@ -141,3 +141,20 @@ def test_tokens_span_prompt_and_output() -> None:
     assert sequence.tokens(0, 5) == [1, 2, 3, 10, 11]
     assert sequence.tokens(2, 4) == [3, 10]
     assert sequence.tokens(3, 5) == [10, 11]
+
+
+def test_rows_of_one_node_lie_side_by_side() -> None:
+    """Rows side by side are merged where they lie; a sequence on both nodes goes between."""
+    scheduler = make_scheduler(FakeLink("a"), FakeLink("b"), max_range_tokens=16)
+    lengths = {"0": 8, "1": 8, "2": 8, "3": 20, "4": 8, "5": 8}
+    for request_id, length in lengths.items():
+        scheduler.submit(make_sequence(length, request_id=request_id))
+    while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
+        step(scheduler)
+    batch, _ = scheduler.schedule()
+    assert batch is not None
+    routes = [chunk.sequence.route.node_ids for chunk in batch.chunks]
+    assert {len(route) for route in routes} == {1, 2}
+    for node_id in "ab":
+        places = [place for place, route in enumerate(routes) if node_id in route]
+        assert places == list(range(places[0], places[-1] + 1))

@@ -84,10 +84,10 @@ def serve(
     transport_error_handling: Annotated[
         Literal["peer", "none"],
         typer.Option(
-            help="`peer` notices a dead attention node at the next send; `none` is faster within one "
-            "machine, and only deadlines and leases tell."
+            help="`none` is fastest within one machine, where a closed doorbell tells of a dead process. "
+            "With `peer` the transport itself watches its peers."
         ),
-    ] = "peer",
+    ] = "none",
     log_dir: Annotated[
         Path | None,
         typer.Option(

@@ -145,6 +145,7 @@ def plan_stack(
             *("--dtype", geometry.dtype),
             *("--seed", str(options.seed)),
             *("--threads", str(threads.weight_node)),
+            *("--threads-beside-attention", str(threads.weight_node_beside_attention)),
             *transport,
             *lengths,
             *common,

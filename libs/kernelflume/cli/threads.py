@@ -10,6 +10,8 @@ class ThreadBudget:
     """Kernel threads of one process of each kind."""
 
     weight_node: int
+    weight_node_beside_attention: int
+    """Of the weight node, while attention nodes compute."""
     attention_node: int
 
 
@@ -17,8 +19,15 @@ def divide_threads(num_cpus: int, num_attention_nodes: int) -> ThreadBudget:
     """Share ``num_cpus`` cores.
 
     Within a layer the weight node and the attention nodes take turns: it projects, they attend, it goes on.
-    So the weight node may use every core while it computes, and the attention nodes share the cores among
-    themselves while they do; none is given more threads than there are cores, and each has at least one.
+    So the weight node uses every core while it computes alone. While they attend it goes on with one part
+    of the layer and then polls for their answers: one core is its own then, and they share the others. Each
+    has at least one thread.
     """
     cpus = max(1, num_cpus)
-    return ThreadBudget(weight_node=cpus, attention_node=max(1, cpus // max(1, num_attention_nodes)))
+    nodes = max(1, num_attention_nodes)
+    attention_node = max(1, (cpus - 1) // nodes)
+    return ThreadBudget(
+        weight_node=cpus,
+        weight_node_beside_attention=max(1, cpus - nodes * attention_node),
+        attention_node=attention_node,
+    )

@@ -57,15 +57,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise ConfigurationError(f"no free port on {host} between {_FIRST_FREE_PORT} and 32767")
 
 
-def exit_with_parent(parent_pid: int | None = None) -> None:
-    """Make the kernel end this process with SIGTERM as soon as its parent thread ends, however it ends.
-
-    Args:
-        parent_pid: the parent as the child was told; if it is already gone the process exits at once.
-    """
-    tether_to_parent(parent_pid)
-
-
 def run(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run a service until it is told to stop; never returns normally on a failed start.
 
@@ -79,7 +70,7 @@ def run(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Aw
     """
     configure(name, settings.log_level)
     if settings.exit_with_parent:
-        exit_with_parent()
+        tether_to_parent()
 
     async def supervise() -> None:
         stop = asyncio.Event()

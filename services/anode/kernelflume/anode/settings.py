@@ -80,8 +80,8 @@ class AttentionNodeSettings(ServiceSettings):
     kernel: str = Field(default="auto", pattern="^(auto|torch|flashinfer)$")
     """Attention kernel; auto takes the best that runs here."""
     transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
-    """`peer` notices a dead weight node at the next post; `none` is faster on one host, and a dead node is
-    noticed when its lease runs out. All nodes of a cluster need the same."""
+    """`peer` notices a dead weight node at the next post; `none` is faster on one host, where a dead process
+    is noticed by its closed doorbell; of a dead host only its lease tells. All nodes need the same."""
     lease_ttl_s: float = Field(default=6.0, gt=0)
     """The node counts as dead this many seconds after its last sign of life; it renews thrice as often."""
     link_grace_s: float = Field(default=15.0, gt=0)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kernelflume.wnode.sequence import Sequence
 
 
@@ -47,6 +49,14 @@ class StepBatch:
     """The rows of one step, chunk after chunk."""
 
     chunks: tuple[Chunk, ...]
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> StepBatch:
+        """Order chunks so that the rows of one attention node lie side by side as far as possible.
+
+        Rows side by side are sent and merged where they lie; scattered ones are gathered in every layer.
+        """
+        return cls(tuple(sorted(chunks, key=lambda chunk: sorted(chunk.sequence.route.node_ids))))
 
     @property
     def num_rows(self) -> int:

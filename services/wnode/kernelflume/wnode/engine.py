@@ -7,6 +7,7 @@ reported; inside a step the batch, the routes and the links do not change, so ev
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kernelflume.runtime.clock import Clock
     from kernelflume.wnode.batch import Chunk, StepBatch
     from kernelflume.wnode.inbox import Inbox, InboxItem
+    from kernelflume.wnode.kernel_threads import KernelThreads
     from kernelflume.wnode.ledger import Ledger
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
@@ -63,6 +65,7 @@ class Engine:
         inbox: Inbox,
         reporter: Reporter,
         clock: Clock,
+        kernel_threads: KernelThreads,
         eos_token_ids: frozenset[int],
         max_model_len: int,
         seed: int,
@@ -74,6 +77,7 @@ class Engine:
         self._inbox = inbox
         self._reporter = reporter
         self._clock = clock
+        self._kernel_threads = kernel_threads
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._seed = seed
@@ -84,6 +88,7 @@ class Engine:
 
     def run(self) -> None:
         """Run steps until a ``Stop`` comes."""
+        self._kernel_threads.apply()
         while not self._stopping:
             self.turn()
 
@@ -232,8 +237,9 @@ class Engine:
             for layer in range(config.num_layers):
                 query = decoder.project_query(layer, state)
                 exchange.dispatch_query(layer, query)
-                key, value = decoder.project_kv(layer, state, out=keys_values[layer])
-                own = own_attention.attend(query, key, value)
+                with self._kernel_threads.beside_attention() if exchange.has_readers else nullcontext():
+                    key, value = decoder.project_kv(layer, state, out=keys_values[layer])
+                    own = own_attention.attend(query, key, value)
                 attention = exchange.collect_partials(layer, own)
                 decoder.finish_layer(layer, state, attention.view(num_rows, -1))
             lost = exchange.dispatch_kv(keys_values)

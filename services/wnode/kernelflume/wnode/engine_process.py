@@ -13,13 +13,14 @@ from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import KernelFlumeError
 from kernelflume.runtime import logging as service_logging
 from kernelflume.runtime.clock import MonotonicClock
-from kernelflume.runtime.service import exit_with_parent
+from kernelflume.runtime.tether import tether_to_parent
 from kernelflume.transport.doorbell import Doorbell
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.transport.waiter import Waiter, WaitPolicy
 from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
 from kernelflume.wnode.inbox import CommandThread, Inbox
+from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import Ledger
 from kernelflume.wnode.links import LinkTable
 from kernelflume.wnode.messages import EngineFailed, EngineReady
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 def run_engine(connection: Connection, arguments: EngineArguments) -> None:
     """Entry point of the spawned process; returns when the shell tells it over ``connection`` to stop."""
-    exit_with_parent(arguments.parent_pid)
+    tether_to_parent(arguments.parent_pid)
     service_logging.configure("wnode.engine", arguments.settings.log_level)
     try:
         _serve(connection, arguments)
@@ -52,7 +53,8 @@ def run_engine(connection: Connection, arguments: EngineArguments) -> None:
 def _serve(connection: Connection, arguments: EngineArguments) -> None:
     settings, geometry = arguments.settings, arguments.geometry
     started = time.monotonic()
-    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    num_threads = settings.threads or os.cpu_count() or 1
+    torch.set_num_threads(num_threads)
     checkpoint = resolve(settings.model)
     decoder = load_decoder(checkpoint, dtype=getattr(torch, geometry.dtype), device=torch.device("cpu"))
     _warm(decoder, settings.max_num_batched_tokens)
@@ -84,6 +86,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         inbox=inbox,
         reporter=reporter,
         clock=clock,
+        kernel_threads=KernelThreads(num_threads, settings.threads_beside_attention or num_threads),
         eos_token_ids=frozenset(checkpoint.config.eos_token_ids),
         max_model_len=arguments.max_model_len,
         seed=settings.seed,

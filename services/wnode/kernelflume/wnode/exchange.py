@@ -30,8 +30,8 @@ class _Reader:
     plan: np.ndarray
     """[num_sequences] of PLAN_DTYPE"""
     num_rows: int
-    rows: torch.Tensor | None
-    """[num_rows] int64 rows of the step, or None when they are all of them in order."""
+    rows: slice | torch.Tensor
+    """Where the rows lie in the step: side by side, or [num_rows] int64."""
     staging: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor
@@ -45,7 +45,7 @@ class _Writer:
     entries: np.ndarray
     """[num_sequences] of APPEND_DTYPE"""
     num_rows: int
-    rows: torch.Tensor | None
+    rows: slice | torch.Tensor
     num_pages: int
 
 
@@ -58,6 +58,11 @@ class StepExchange:
         self._readers = _plan_readers(batch, links)
         self._writers = _plan_writers(batch, links)
 
+    @property
+    def has_readers(self) -> bool:
+        """True when attention nodes compute between ``dispatch_query`` and ``collect_partials``."""
+        return bool(self._readers)
+
     def dispatch_query(self, layer: int, query: torch.Tensor) -> None:
         """Send each node the queries of the rows it holds tokens of.
 
@@ -66,8 +71,8 @@ class StepExchange:
             query: [num_rows, num_query_heads, head_dim], RoPE applied.
         """
         for reader in self._readers:
-            if reader.rows is None:
-                reader.staging.copy_(query)
+            if isinstance(reader.rows, slice):
+                reader.staging.copy_(query[reader.rows])
             else:
                 torch.index_select(query, 0, reader.rows, out=reader.staging)
             reader.link.post_query(layer, self._step, reader.num_rows, reader.plan if layer == 0 else None)
@@ -85,13 +90,11 @@ class StepExchange:
         if self._readers:
             self._links.wait_until(lambda: not self._missing(layer), lambda: self._missing(layer))
         for reader in self._readers:
-            if reader.rows is None:
-                merge_into(own.out, own.lse, reader.out, reader.lse)
-                continue
             out, lse = own.out[reader.rows], own.lse[reader.rows]
             merge_into(out, lse, reader.out, reader.lse)
-            own.out[reader.rows] = out
-            own.lse[reader.rows] = lse
+            if not isinstance(reader.rows, slice):  # gathered: put them back
+                own.out[reader.rows] = out
+                own.lse[reader.rows] = lse
         return own.out
 
     def dispatch_kv(self, keys_values: torch.Tensor) -> list[PeerLostError]:
@@ -120,7 +123,7 @@ class StepExchange:
         slot = link.free_slot()
         assert slot is not None  # noqa: S101 - just waited for
         staging = link.append_staging(slot, writer.num_rows)
-        staging.copy_(keys_values if writer.rows is None else keys_values[:, writer.rows])
+        staging.copy_(keys_values[:, writer.rows])
         link.post_append(slot, writer.num_rows, writer.entries, writer.num_pages)
 
     def _missing(self, layer: int) -> list[Link]:
@@ -156,7 +159,7 @@ def _plan_readers(batch: StepBatch, links: LinkTable) -> list[_Reader]:
                 link,
                 np.array(plan, PLAN_DTYPE),
                 num_rows,
-                _row_index(rows[node_id], first),
+                _row_index(rows[node_id]),
                 link.query_staging(num_rows),
                 out,
                 lse,
@@ -185,12 +188,14 @@ def _plan_writers(batch: StepBatch, links: LinkTable) -> list[_Writer]:
             _need(links, node_id),
             np.array(listed, APPEND_DTYPE),
             len(rows[node_id]),
-            _row_index(rows[node_id], row),
+            _row_index(rows[node_id]),
             pages[node_id],
         )
         for node_id, listed in entries.items()
     ]
 
 
-def _row_index(rows: list[int], num_rows: int) -> torch.Tensor | None:
-    return None if len(rows) == num_rows else torch.tensor(rows, dtype=torch.int64)
+def _row_index(rows: list[int]) -> slice | torch.Tensor:
+    """Index ascending rows: as a slice, which copies nothing, where they lie side by side."""
+    first, end = rows[0], rows[-1] + 1
+    return slice(first, end) if end - first == len(rows) else torch.tensor(rows, dtype=torch.int64)

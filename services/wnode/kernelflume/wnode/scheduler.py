@@ -124,7 +124,7 @@ class Scheduler:
         victim = self.running[-1] if starved is not None and not ledger.is_settling and self.running else None
         if victim is not None:
             chunks = [chunk for chunk in chunks if chunk.sequence is not victim]
-        return (StepBatch(tuple(chunks)) if chunks else None), victim
+        return (StepBatch.of(chunks) if chunks else None), victim
 
     def _admit(self, sequence: Sequence) -> None:
         self.waiting.popleft()

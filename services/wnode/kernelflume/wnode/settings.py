@@ -39,9 +39,12 @@ class WeightNodeSettings(ServiceSettings):
     """Seed of requests that bring none; each then draws its own from it."""
     threads: int = Field(default=0, ge=0)
     """Threads of the model's kernels; 0 takes all cores."""
+    threads_beside_attention: int = Field(default=0, ge=0)
+    """Threads of the model's kernels while attention nodes compute, where those share this machine's cores;
+    0 takes as many as ``threads``."""
     transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
-    """`peer` notices a dead attention node at the next post; `none` is faster on one host, and a dead node
-    is noticed at the exchange's deadline. All nodes of a cluster need the same."""
+    """`peer` notices a dead attention node at the next post; `none` is faster on one host, where a dead
+    process is noticed by its closed doorbell; of a dead host only deadlines tell. All nodes need the same."""
     exchange_timeout_s: float = Field(default=20.0, gt=0)
     """Longest wait for an attention node's partials before the node counts as lost."""
     prepare_timeout_s: float = Field(default=20.0, gt=0)
