@@ -1,0 +1,98 @@
+"""What one model costs on one kind of hardware, as measured: the figures that the scaling policy reads.
+
+Paper sections 4.2 and 5.2 name them: T_p, T_f, the attention bandwidth, overheads outside the layers, and
+T_prewarm. Times are for one layer or one step, as each field says, and depend on the rows of a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from kernelflume.core.errors import ConfigurationError
+
+SCHEMA_VERSION = 1
+"""History: 1 = curves over rows, attention bandwidth and exchange time, prewarm time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds as a function of the rows of a step: straight lines between measured points."""
+
+    points: tuple[tuple[float, float], ...]
+    """(rows, seconds), rows ascending."""
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise ConfigurationError("profile: a curve has no points")
+        rows = [row for row, _ in self.points]
+        if any(later <= earlier for earlier, later in itertools.pairwise(rows)):
+            raise ConfigurationError(f"profile: the rows of a curve do not ascend: {rows}")
+        if any(not math.isfinite(value) or value < 0 for point in self.points for value in point):
+            raise ConfigurationError("profile: a curve has a value that is negative or no number")
+
+    def at(self, rows: float) -> float:
+        """Return the seconds at so many rows: level below the first point, the last slope beyond the last."""
+        if rows <= self.points[0][0] or len(self.points) == 1:
+            return self.points[0][1]
+        after = min(bisect_left(self.points, (rows,)), len(self.points) - 1)
+        (x0, y0), (x1, y1) = self.points[after - 1 : after + 1]
+        return max(0.0, y0 + (y1 - y0) * (rows - x0) / (x1 - x0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerformanceProfile:
+    """Measured times of one model on one kind of weight node and one kind of attention node."""
+
+    model_id: str
+    hardware: str
+    """For people: what it was measured on."""
+    num_layers: int
+    projection_s: Curve
+    """T_p: projection of Q, K and V and what precedes it, one layer."""
+    post_attention_s: Curve
+    """T_f: merge, W_O and FFN, one layer."""
+    step_overhead_s: Curve
+    """Per-token overheads outside the layers: planning, head, sampling, emission; one step."""
+    exchange_s: float
+    """The part of T_A that does not grow with the KV: dispatch, launch, partial back; one layer."""
+    attention_bytes_per_s: float
+    """BW: bytes of keys and values that one attention node scans a second."""
+    prewarm_s: float
+    """T_prewarm: from the decision to a node that could be published."""
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 1:
+            raise ConfigurationError(f"profile: num_layers must be at least 1, not {self.num_layers}")
+        for name in ("exchange_s", "attention_bytes_per_s", "prewarm_s"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ConfigurationError(f"profile: {name} must be a number from 0, not {value}")
+        if self.attention_bytes_per_s == 0:
+            raise ConfigurationError("profile: attention_bytes_per_s must be above 0")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form of a profile file; ``from_dict`` reads it back."""
+        return {"schema": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Read ``to_dict``'s form.
+
+        Raises:
+            ConfigurationError: another schema, or a field is missing, unknown or out of range.
+        """
+        values = dict(fields)
+        schema = values.pop("schema", None)
+        if schema != SCHEMA_VERSION:
+            raise ConfigurationError(f"profile: schema {schema!r} is not {SCHEMA_VERSION}")
+        try:
+            for name in ("projection_s", "post_attention_s", "step_overhead_s"):
+                points = values[name]["points"]
+                values[name] = Curve(tuple((float(rows), float(seconds)) for rows, seconds in points))
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"profile: {error}") from error

@@ -1,0 +1,211 @@
+"""The arithmetic of the scaling policy: budgets, fill horizons and the pipeline model. Pure.
+
+Paper sections 4.2 and 5.2, with the symbols of the paper beside ours. Bytes count all layers of a model,
+times are in seconds, and steps are decode steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernelflume.core.profile import PerformanceProfile
+
+
+class Bound(StrEnum):
+    """What limits the bytes that one attention node should hold."""
+
+    MEMORY = "memory"
+    SLO = "slo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBudget:
+    """C_thresh of one attention node and where it comes from."""
+
+    memory_bytes: float
+    """C_mem = beta_mem C_kv_cap"""
+    slo_bytes: float
+    """C_slo, infinite without an SLO or where no number of attention nodes could meet it."""
+    slo_unreachable: bool = False
+    """The weight node's own stage is longer than the layer budget."""
+
+    @property
+    def threshold_bytes(self) -> float:
+        """C_thresh = min(C_mem, C_slo)"""
+        return min(self.memory_bytes, self.slo_bytes)
+
+    @property
+    def bound(self) -> Bound:
+        """The tighter of both."""
+        return Bound.SLO if self.slo_bytes < self.memory_bytes else Bound.MEMORY
+
+
+def layer_budget_s(profile: PerformanceProfile, *, rows: float, tpot_slo_s: float) -> float:
+    """Return T_layer_bud: what a layer may take so that a step meets the SLO; negative if nothing is left."""
+    return (tpot_slo_s - profile.step_overhead_s.at(rows)) / profile.num_layers
+
+
+def node_budget(
+    capacity_bytes: float,
+    *,
+    beta_memory: float,
+    beta_slo: float,
+    tpot_slo_s: float | None = None,
+    profile: PerformanceProfile | None = None,
+    rows: float = 1,
+    num_microbatches: int = 1,
+) -> NodeBudget:
+    """Return the budget of one attention node.
+
+    Args:
+        capacity_bytes: C_kv_cap, bytes of keys and values that fit the node.
+        beta_memory: share of the capacity that is planned with.
+        beta_slo: share of the attention time that is planned with.
+        tpot_slo_s: T_slo, or None for memory alone.
+        profile: measured times; without one memory alone counts.
+        rows: rows of a step for which the weight node's stage is looked up.
+        num_microbatches: M. With one, a layer's stages follow each other and T_A_max is what the weight
+            node's stage leaves of the budget; with several they overlap, and it is the whole budget, as in
+            the paper.
+    """
+    memory_bytes = beta_memory * capacity_bytes
+    if tpot_slo_s is None or profile is None:
+        return NodeBudget(memory_bytes=memory_bytes, slo_bytes=math.inf)
+    budget_s = layer_budget_s(profile, rows=rows, tpot_slo_s=tpot_slo_s)
+    weight_s = weight_stage_s(profile, rows / num_microbatches)
+    attention_s = budget_s - weight_s if num_microbatches == 1 else budget_s / num_microbatches
+    scan_s = attention_s - profile.exchange_s
+    if weight_s * num_microbatches > budget_s or scan_s <= 0:
+        return NodeBudget(memory_bytes=memory_bytes, slo_bytes=math.inf, slo_unreachable=True)
+    # T_A_max is one layer's time and scans one layer's share of the bytes, or of a microbatch's.
+    scan_s *= num_microbatches
+    slo_bytes = beta_slo * scan_s * profile.attention_bytes_per_s * profile.num_layers
+    return NodeBudget(memory_bytes=memory_bytes, slo_bytes=slo_bytes)
+
+
+def weight_stage_s(profile: PerformanceProfile, rows: float) -> float:
+    """Return T_p + T_f of one layer."""
+    return profile.projection_s.at(rows) + profile.post_attention_s.at(rows)
+
+
+def attention_stage_s(profile: PerformanceProfile, held_bytes: float) -> float:
+    """Return T_A of one layer for the node that holds the most: exchange, and a scan of the layer's share."""
+    return profile.exchange_s + held_bytes / (profile.num_layers * profile.attention_bytes_per_s)
+
+
+def pipeline_gain(projection_s: float, attention_s: float, post_attention_s: float) -> float:
+    """Return G_pipe = (T_p + T_A + T_f) / max(T_p + T_f, T_A), from 1 to 2."""
+    return (projection_s + attention_s + post_attention_s) / max(projection_s + post_attention_s, attention_s)
+
+
+def step_s(
+    profile: PerformanceProfile, *, rows: float, most_held_bytes: float, num_microbatches: int = 1
+) -> float:
+    """Predict T_step.
+
+    One microbatch runs its stages one after the other. Several overlap: each layer's stage then lasts
+    max(T_p + T_f, T_A) of one microbatch, and the pipe fills once a step.
+
+    Args:
+        profile: measured times.
+        rows: rows of the whole step.
+        most_held_bytes: bytes held by the attention node that holds the most.
+        num_microbatches: M.
+    """
+    part = rows / num_microbatches
+    weight = weight_stage_s(profile, part)
+    attention = attention_stage_s(profile, most_held_bytes / num_microbatches)
+    overhead = profile.step_overhead_s.at(rows)
+    if num_microbatches == 1:
+        return overhead + profile.num_layers * (weight + attention)
+    stage = max(weight, attention)
+    return overhead + profile.num_layers * num_microbatches * stage + min(weight, attention)
+
+
+def choose_num_microbatches(
+    profile: PerformanceProfile, *, rows: int, most_held_bytes: float, allowed: Sequence[int] = (1, 2, 4)
+) -> int:
+    """Return the M with the shortest predicted step, the smallest of equals; never more than rows."""
+    possible = [count for count in sorted(allowed) if count <= max(1, rows)]
+    return min(
+        possible,
+        key=lambda count: step_s(profile, rows=rows, most_held_bytes=most_held_bytes, num_microbatches=count),
+    )
+
+
+def pipelining_threshold_bytes(
+    profile: PerformanceProfile, *, rows: int, allowed: Sequence[int] = (1, 2, 4)
+) -> float:
+    """Return M_thresh: the held bytes of the fullest node from which more than one microbatch pays.
+
+    Below it attention is so short that a split costs the weight node more than overlap gains. Infinite where
+    a split never pays.
+    """
+    if rows < 2:
+        return math.inf
+
+    def pays(held_bytes: float) -> bool:
+        return choose_num_microbatches(profile, rows=rows, most_held_bytes=held_bytes, allowed=allowed) > 1
+
+    # Overlap gains at most the shorter stage: nothing changes once attention is far the longer one.
+    low, high = 0.0, 1.0
+    limit = 1e3 * weight_stage_s(profile, rows) * profile.num_layers * profile.attention_bytes_per_s
+    while not pays(high):
+        low, high = high, 2 * high
+        if high > limit:
+            return math.inf
+    if pays(0.0):
+        return 0.0
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def fill_steps(threshold_bytes: float, held_bytes: float, num_tails: int, token_bytes: int) -> float:
+    """Return tau_fill: steps until the threshold is reached at one token a tail and step; 0 beyond it."""
+    if num_tails == 0:
+        return math.inf
+    return max(0.0, threshold_bytes - held_bytes) / (num_tails * token_bytes)
+
+
+def nodes_for(total_bytes: float, threshold_bytes: float) -> int:
+    """Return N_A = ceil(C_total / C_thresh), at least 1."""
+    return max(1, math.ceil(total_bytes / threshold_bytes - 1e-9))
+
+
+def balanced_ranges(num_tokens: Sequence[int], num_nodes: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Cut sequences into ranges so that nodes hold equal bytes (post-prefill initialization).
+
+    Sequences are laid end to end and the line is cut into equal parts, so that at most ``num_nodes - 1``
+    sequences are cut and any two nodes differ by at most one token. The node of a sequence's last range owns
+    its tail.
+
+    Args:
+        num_tokens: tokens of each sequence.
+        num_nodes: N_A.
+
+    Returns:
+        For each sequence its ranges in order of position, as (node, tokens).
+    """
+    total = sum(num_tokens)
+    ends = [total * (node + 1) // num_nodes for node in range(num_nodes)]
+    routes: list[tuple[tuple[int, int], ...]] = []
+    start, node = 0, 0
+    for count in num_tokens:
+        ranges: list[tuple[int, int]] = []
+        end = start + count
+        while start < end:
+            while ends[node] <= start:
+                node += 1
+            take = min(end, ends[node]) - start
+            ranges.append((node, take))
+            start += take
+        routes.append(tuple(ranges))
+    return tuple(routes)
