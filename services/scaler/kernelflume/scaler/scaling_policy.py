@@ -1,0 +1,114 @@
+"""What an operator sets: the objective, the bounds and the patience of automatic scaling.
+
+One YAML file, or the text of a ``SetPolicy`` call. A value is checked here once; everything else takes it as
+given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kernelflume.core.errors import InvalidRequestError
+
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ScalingPolicy(BaseModel):
+    """Automatic scaling of the attention pool (paper section 4.2)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
+
+    automatic: bool = True
+    """Scale by growth; false leaves the number of nodes to people."""
+
+    minimum_nodes: int = Field(default=1, ge=1)
+    """Fewest active nodes; silence goes back to it."""
+    maximum_nodes: int = Field(default=16, ge=1)
+    """Most active nodes."""
+    maximum_nodes_at_once: int = Field(default=4, ge=1)
+    """Most nodes that one operation adds."""
+    node_cost_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Price of one attention node, in any currency."""
+    maximum_cost_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Most that all active nodes may cost together; 0 for no limit."""
+
+    tpot_slo_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """T_slo, seconds a token. It needs a profile; without one, or unset, memory alone counts."""
+    beta_memory: _Share = 0.9
+    """Share of a node's KV capacity that is planned with: the rest is for fragmentation and bursts."""
+    beta_slo: _Share = 0.85
+    """Share of the attention time that is planned with: the rest is for jitter and errors of the profile."""
+    gamma: _Share = 0.85
+    """Activation watermark: a prewarmed node is published once the pool holds this share of its threshold."""
+    prewarm_margin: float = Field(default=1.5, ge=1, allow_inf_nan=False)
+    """A node is prewarmed when the pool would be full within this many times T_prewarm."""
+
+    scale_down_fraction: _Share = 0.7
+    """A node goes only if the others would hold at most this share of their threshold."""
+    scale_down_cooldown_s: _Seconds = 60.0
+    """How long it must have been possible to go down, and the pool unchanged, before a node goes."""
+    silence_s: _Seconds = 60.0
+    """Without any request for this long the pool goes to its minimum."""
+    manual_hold_s: _Seconds = 0.0
+    """Automatic scaling resumes this long after a manual target; 0 waits for ResumeAutomaticScaling."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.minimum_nodes > self.maximum_nodes:
+            raise ValueError(
+                f"minimum_nodes {self.minimum_nodes} is above maximum_nodes {self.maximum_nodes}"
+            )
+        if self.maximum_cost_per_hour and not self.node_cost_per_hour:
+            raise ValueError("maximum_cost_per_hour needs node_cost_per_hour")
+        if self.most_nodes < self.minimum_nodes:
+            raise ValueError(
+                f"maximum_cost_per_hour {self.maximum_cost_per_hour:g} does not pay for minimum_nodes "
+                f"{self.minimum_nodes} at node_cost_per_hour {self.node_cost_per_hour:g}"
+            )
+        return self
+
+    @property
+    def most_nodes(self) -> int:
+        """Most active nodes, the cost considered."""
+        if not self.maximum_cost_per_hour:
+            return self.maximum_nodes
+        affordable = math.floor(self.maximum_cost_per_hour / self.node_cost_per_hour + 1e-9)
+        return min(self.maximum_nodes, affordable)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the YAML form.
+
+        Raises:
+            InvalidRequestError: it is no mapping, or a setting is unknown or out of range; each is named.
+        """
+        try:
+            fields = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidRequestError(f"policy: no YAML: {error}", parameter="policy") from error
+        if fields is None:
+            fields = {}
+        if not isinstance(fields, dict):
+            raise InvalidRequestError("policy: not a mapping of settings", parameter="policy")
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InvalidRequestError(f"policy: {_words(error)}", parameter="policy") from error
+
+    def to_yaml(self) -> str:
+        """Return the form that ``parse`` reads back."""
+        return str(yaml.safe_dump(self.model_dump(), sort_keys=False))
+
+
+def _words(error: ValidationError) -> str:
+    def one(fault: Any) -> str:
+        where = ".".join(str(part) for part in fault["loc"])
+        message = str(fault["msg"]).removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
+
+    return "; ".join(one(fault) for fault in error.errors())
