@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kernelflume.scaler.pool_view import NodeUse, PendingKind, PoolView
 from kernelflume.scaler.sizing import (
-    NodeUse,
-    PendingKind,
-    PoolView,
     Sizing,
     SizingAction,
     SizingState,

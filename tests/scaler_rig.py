@@ -19,9 +19,11 @@ from kernelflume.runtime.service import new_incarnation
 from kernelflume.scaler.actors import Actors
 from kernelflume.scaler.book import OperationBook
 from kernelflume.scaler.controller import Controller, ControllerSettings
+from kernelflume.scaler.decision_log import DecisionLog
 from kernelflume.scaler.leader import Leadership
 from kernelflume.scaler.metrics import ScalerMetrics
 from kernelflume.scaler.policy import PolicySettings
+from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.table import Table
 from kernelflume.scaler.weights import WeightNodes
 from kernelflume.store.redis import RedisStore
@@ -276,6 +278,7 @@ async def scaler_rig(
     store_class: type[RedisStore] = RedisStore,
     initial_target: int | None = None,
     minimum: int = 1,
+    scaling: ScalingPolicy | None = None,
     deadline_s: float = WAIT_S,
     patience_s: float = 5.0,
     grace_s: float = 0.2,
@@ -300,14 +303,17 @@ async def scaler_rig(
     )
     settings = ControllerSettings(
         policy=PolicySettings(
-            minimum=minimum, maximum=8, lost_grace_s=grace_s, retry_min_s=0.05, retry_max_s=0.2
+            scaling=scaling or ScalingPolicy(automatic=False, minimum_nodes=minimum, maximum_nodes=8),
+            lost_grace_s=grace_s,
+            retry_min_s=0.05,
+            retry_max_s=0.2,
         ),
         initial_target=initial_target,
         operation_deadline_s=deadline_s,
         look_interval_s=0.05,
     )
     book, metrics = OperationBook(max_ended=10), ScalerMetrics()
-    controller = Controller(actors, book, metrics, settings)
+    controller = Controller(actors, book, metrics, DecisionLog(), settings)
     running = asyncio.create_task(controller.run()) if runs else None
     rig = Rig(store, outside, provider, controller, book, leadership, metrics)
     try:

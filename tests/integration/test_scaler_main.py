@@ -113,6 +113,7 @@ async def test_a_life_of_a_scaler_with_processes(store: RedisStore, valkey_url: 
             assert [span.phase for span in watched[-1].history] == [
                 "launching",
                 "prewarming",
+                "ready",
                 "publishing",
                 "done",
             ]

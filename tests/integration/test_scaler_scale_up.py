@@ -50,6 +50,7 @@ async def test_nodes_are_prepared_by_every_weight_node_before_one_publish_makes_
         assert [span.phase for span in operation.history] == [
             Phase.LAUNCHING,
             Phase.PREWARMING,
+            Phase.READY,
             Phase.PUBLISHING,
             Phase.DONE,
         ]

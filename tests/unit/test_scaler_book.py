@@ -64,13 +64,18 @@ async def test_a_watcher_sees_the_operation_until_it_is_done() -> None:
             seen.append(each.phase)  # noqa: PERF401 - the list is looked at between
 
     watching = asyncio.create_task(watch())
-    for event in (OperationEvent.LAUNCHED, OperationEvent.PREPARED, OperationEvent.PUBLISHED):
+    for event in (
+        OperationEvent.LAUNCHED,
+        OperationEvent.PREPARED,
+        OperationEvent.PUBLISH,
+        OperationEvent.PUBLISHED,
+    ):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         operation = operation.after(event, now_s=1.0)
         book.put(operation)
     await watching
-    assert seen == [Phase.LAUNCHING, Phase.PREWARMING, Phase.PUBLISHING, Phase.DONE]
+    assert seen == [Phase.LAUNCHING, Phase.PREWARMING, Phase.READY, Phase.PUBLISHING, Phase.DONE]
 
 
 async def test_a_watcher_of_an_ended_operation_is_answered_at_once() -> None:

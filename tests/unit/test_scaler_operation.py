@@ -53,11 +53,17 @@ def test_every_phase_is_reached_and_left_but_the_last() -> None:
 
 def test_a_cancel_is_never_legal_past_the_commit_point() -> None:
     cancellable = {phase for phase, event in TRANSITIONS if event is OperationEvent.CANCEL}
-    assert cancellable == {Phase.LAUNCHING, Phase.PREWARMING, Phase.DRAINING}
+    assert cancellable == {Phase.LAUNCHING, Phase.PREWARMING, Phase.READY, Phase.DRAINING}
 
 
 def test_a_scale_up_succeeds() -> None:
-    operation = after(begin(), OperationEvent.LAUNCHED, OperationEvent.PREPARED, OperationEvent.PUBLISHED)
+    operation = after(
+        begin(),
+        OperationEvent.LAUNCHED,
+        OperationEvent.PREPARED,
+        OperationEvent.PUBLISH,
+        OperationEvent.PUBLISHED,
+    )
     assert (operation.result, operation.reason, operation.rolled_back) == (Result.SUCCEEDED, "", False)
 
 
@@ -83,5 +89,5 @@ def test_the_history_tells_how_long_each_phase_lasted() -> None:
         (Phase.LAUNCHING, 2.5),
         (Phase.PREWARMING, 7.5),
     ]
-    operation = after(operation, OperationEvent.PREPARED, OperationEvent.PUBLISHED)
+    operation = after(operation, OperationEvent.PREPARED, OperationEvent.PUBLISH, OperationEvent.PUBLISHED)
     assert operation.history[-1].seconds(99.0) == 0.0

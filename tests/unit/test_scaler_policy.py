@@ -19,9 +19,15 @@ from kernelflume.scaler.policy import (
     choose_victims,
     decide,
 )
+from kernelflume.scaler.scaling_policy import ScalingPolicy
 
 ACTIVE = NodeState.ACTIVE
-SETTINGS = PolicySettings(minimum=1, maximum=4, lost_grace_s=3.0, retry_min_s=1.0, retry_max_s=5.0)
+SETTINGS = PolicySettings(
+    scaling=ScalingPolicy(automatic=False, maximum_nodes=4),
+    lost_grace_s=3.0,
+    retry_min_s=1.0,
+    retry_max_s=5.0,
+)
 NOTHING = Decision()
 
 

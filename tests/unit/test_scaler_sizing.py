@@ -9,12 +9,10 @@ from tests.pool_model import TOKEN_BYTES, Load, PoolModel
 
 from kernelflume.core.errors import InvalidRequestError
 from kernelflume.core.profile import Curve, PerformanceProfile
+from kernelflume.scaler.pool_view import NodeUse, PendingKind, PoolView
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.sizing import (
     FOREVER_S,
-    NodeUse,
-    PendingKind,
-    PoolView,
     SizingAction,
     SizingReason,
     SizingState,

@@ -31,6 +31,14 @@ class NodeLoad:
     """Attention node: tokens held. Weight node: tokens of its running sequences."""
     num_sequences: int = 0
     """Attention node: sequences with at least one token here."""
+    waiting_tokens: int = 0
+    """Weight node: tokens accepted whose keys and values are not computed yet."""
+    tails: tuple[tuple[str, int], ...] = ()
+    """Weight node: (attention node id, sequences that append there)."""
+    decode_step_s: float = 0.0
+    """Weight node: median duration of its latest decode steps; 0 while it decodes nothing."""
+    num_decode_rows: int = 0
+    """Weight node: rows of those steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,4 +66,5 @@ class LeaseRecord:
         """Read ``to_dict``'s form."""
         load = dict(fields["load"])
         load["prepared_nodes"] = tuple(load["prepared_nodes"])
+        load["tails"] = tuple((node_id, count) for node_id, count in load["tails"])
         return cls(**{**fields, "kind": NodeKind(fields["kind"]), "load": NodeLoad(**load)})

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kernelflume.core.errors import LifecycleError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SCHEMA_VERSION = 1
 """History: 1 = epoch, nodes with state, address, incarnation, capacity and threshold."""
@@ -129,6 +132,22 @@ class RoutingSnapshot:
                 raise LifecycleError(f"attention node {node_id} is {entry.state}: {event} is not legal")
             changed[node_id] = replace(entry, state=state)
         nodes = tuple(changed.get(node.node_id, node) for node in self.nodes)
+        return replace(self, epoch=self.epoch + 1, nodes=nodes)
+
+    def with_thresholds(self, thresholds: Mapping[str, int]) -> Self:
+        """Set C_thresh of some nodes, in tokens.
+
+        Raises:
+            NotFoundError: a node is not in the table.
+        """
+        for node_id in thresholds:
+            self.get(node_id)
+        nodes = tuple(
+            replace(node, threshold_tokens=min(node.capacity_tokens, thresholds[node.node_id]))
+            if node.node_id in thresholds
+            else node
+            for node in self.nodes
+        )
         return replace(self, epoch=self.epoch + 1, nodes=nodes)
 
     def without(self, *node_ids: str) -> Self:

@@ -112,8 +112,24 @@ class LeaderStore(Protocol):
         ...
 
 
-class RoutingStore(MembershipStore, LeaseStore, SequenceRouteStore, LeaderStore, Protocol):
-    """All four seams on one connection."""
+class PolicyStore(Protocol):
+    """The scaling policy that was set over the admin API, as a text that the scaler understands."""
+
+    async def read_policy(self) -> str | None:
+        """Return the text, or None when none was set."""
+        ...
+
+    async def write_policy(self, text: str, *, fencing_token: int | None = None) -> None:
+        """Keep a text in place of the one before.
+
+        Raises:
+            ConflictError: ``fencing_token`` is no longer the leader's; nothing was written.
+        """
+        ...
+
+
+class RoutingStore(MembershipStore, LeaseStore, SequenceRouteStore, LeaderStore, PolicyStore, Protocol):
+    """All five seams on one connection."""
 
     async def close(self) -> None:
         """Close the connection; no other call may follow."""

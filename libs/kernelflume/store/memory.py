@@ -36,6 +36,7 @@ class MemoryServer:
         self.leases: dict[tuple[NodeKind, str], tuple[LeaseRecord, float]] = {}
         self.routes: dict[str, dict[int, SequenceRoute]] = {}
         self.leader: tuple[str, float] | None = None
+        self.policy: str | None = None
 
 
 class MemoryStore:
@@ -154,6 +155,19 @@ class MemoryStore:
         server = self._reach()
         if server.leader is not None and server.leader[0] == candidate:
             server.leader = None
+
+    async def read_policy(self) -> str | None:
+        """Return the text that was set; see ``PolicyStore.read_policy``."""
+        return self._reach().policy
+
+    async def write_policy(self, text: str, *, fencing_token: int | None = None) -> None:
+        """Keep a text; see ``PolicyStore.write_policy``."""
+        server = self._reach()
+        if fencing_token is not None and fencing_token != server.fence:
+            raise ConflictError(
+                f"fencing token {fencing_token} is no longer the leader's: the policy is not kept"
+            )
+        server.policy = text
 
     async def close(self) -> None:
         """Hear of no more publishes."""

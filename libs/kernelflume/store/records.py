@@ -32,6 +32,11 @@ class Keys:
         return self._key("table")
 
     @property
+    def policy(self) -> str:
+        """Scaling policy that was set over the admin API."""
+        return self._key("policy")
+
+    @property
     def notices(self) -> str:
         """Channel that carries the new epoch at each publish."""
         return self._key("notices")

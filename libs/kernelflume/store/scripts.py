@@ -22,6 +22,15 @@ redis.call('PUBLISH', ARGV[6], ARGV[2])
 return {'written', after}
 """
 
+WRITE_POLICY = """
+-- KEYS: policy, fence. ARGV: text, fencing token or ''
+if ARGV[2] ~= '' and redis.call('GET', KEYS[2]) ~= ARGV[2] then
+  return 0
+end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+"""
+
 RENEW = """
 -- KEYS: leases, expiries. ARGV: node id, record, ttl in ms
 local now = redis.call('TIME')

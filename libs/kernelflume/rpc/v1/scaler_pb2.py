@@ -25,31 +25,47 @@ _sym_db = _symbol_database.Default()
 from kernelflume.rpc.v1 import common_pb2 as kernelflume_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkernelflume/rpc/v1/scaler.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"\x14\n\x12GetTopologyRequest\"\xa5\x02\n\x08Topology\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12@\n\x0f\x61ttention_nodes\x18\x02 \x03(\x0b\x32\'.kernelflume.rpc.v1.AttentionNodeStatus\x12:\n\x0cweight_nodes\x18\x03 \x03(\x0b\x32$.kernelflume.rpc.v1.WeightNodeStatus\x12:\n\tsequences\x18\x04 \x03(\x0b\x32\'.kernelflume.rpc.v1.SequenceRouteStatus\x12\x1e\n\x16target_attention_nodes\x18\x05 \x01(\r\x12\x30\n\toperation\x18\x06 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Operation\"\xcb\x01\n\x13\x41ttentionNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bused_tokens\x18\x06 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\x04\x12\x15\n\rnum_sequences\x18\x08 \x01(\r\x12\r\n\x05\x61live\x18\t \x01(\x08\"\x9c\x01\n\x10WeightNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\radopted_epoch\x18\x04 \x01(\x04\x12\x1c\n\x14num_requests_running\x18\x05 \x01(\r\x12\x1c\n\x14num_requests_waiting\x18\x06 \x01(\r\"o\n\x13SequenceRouteStatus\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12.\n\x06ranges\x18\x03 \x03(\x0b\x32\x1e.kernelflume.rpc.v1.OwnedRange\"z\n\x10SetTargetRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x17\n\x0f\x61ttention_nodes\x18\x02 \x01(\r\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x03 \x01(\x01\x12\x1d\n\x15\x64\x65\x61\x64line_covers_drain\x18\x04 \x01(\x08\"+\n\x13GetOperationRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"\xd8\x01\n\tOperation\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x1e\n\x16target_attention_nodes\x18\x02 \x01(\r\x12\x1f\n\x17initial_attention_nodes\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x33\n\x07history\x18\x07 \x03(\x0b\x32\".kernelflume.rpc.v1.OperationPhase\x12\x10\n\x08node_ids\x18\x08 \x03(\t\"0\n\x0eOperationPhase\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x32\xc3\x03\n\x0bScalerAdmin\x12S\n\x0bGetTopology\x12&.kernelflume.rpc.v1.GetTopologyRequest\x1a\x1c.kernelflume.rpc.v1.Topology\x12P\n\tSetTarget\x12$.kernelflume.rpc.v1.SetTargetRequest\x1a\x1d.kernelflume.rpc.v1.Operation\x12V\n\x0cGetOperation\x12\'.kernelflume.rpc.v1.GetOperationRequest\x1a\x1d.kernelflume.rpc.v1.Operation\x12Z\n\x0eWatchOperation\x12\'.kernelflume.rpc.v1.GetOperationRequest\x1a\x1d.kernelflume.rpc.v1.Operation0\x01\x12Y\n\x0f\x43\x61ncelOperation\x12\'.kernelflume.rpc.v1.GetOperationRequest\x1a\x1d.kernelflume.rpc.v1.Operationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkernelflume/rpc/v1/scaler.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"0\n\x14WatchTopologyRequest\x12\x18\n\x10interval_seconds\x18\x01 \x01(\x01\"o\n\x0c\x44rainRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x10\n\x08node_ids\x18\x02 \x03(\t\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x03 \x01(\x01\x12\x1d\n\x15\x64\x65\x61\x64line_covers_drain\x18\x04 \x01(\x08\"\x12\n\x10GetPolicyRequest\" \n\x10SetPolicyRequest\x12\x0c\n\x04yaml\x18\x01 \x01(\t\"\x1e\n\x1cPauseAutomaticScalingRequest\"\x1f\n\x1dResumeAutomaticScalingRequest\"4\n\x06Policy\x12\x0c\n\x04yaml\x18\x01 \x01(\t\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\"\x14\n\x12GetTopologyRequest\"\x8e\x03\n\x08Topology\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12@\n\x0f\x61ttention_nodes\x18\x02 \x03(\x0b\x32\'.kernelflume.rpc.v1.AttentionNodeStatus\x12:\n\x0cweight_nodes\x18\x03 \x03(\x0b\x32$.kernelflume.rpc.v1.WeightNodeStatus\x12:\n\tsequences\x18\x04 \x03(\x0b\x32\'.kernelflume.rpc.v1.SequenceRouteStatus\x12\x1e\n\x16target_attention_nodes\x18\x05 \x01(\r\x12\x30\n\toperation\x18\x06 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Operation\x12\x14\n\x0cscaling_mode\x18\x07 \x01(\t\x12\x19\n\x11pool_fill_seconds\x18\x08 \x01(\x01\x12\x36\n\tdecisions\x18\t \x03(\x0b\x32#.kernelflume.rpc.v1.ScalingDecision\"\x7f\n\x0fScalingDecision\x12\x0c\n\x04time\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1e\n\x16target_attention_nodes\x18\x04 \x01(\r\x12\x1e\n\x16\x61\x63tive_attention_nodes\x18\x05 \x01(\r\"\x8e\x02\n\x13\x41ttentionNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bused_tokens\x18\x06 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\x04\x12\x15\n\rnum_sequences\x18\x08 \x01(\r\x12\r\n\x05\x61live\x18\t \x01(\x08\x12\x18\n\x10threshold_tokens\x18\n \x01(\x04\x12\x14\n\x0c\x66ill_seconds\x18\x0b \x01(\x01\x12\x11\n\tnum_tails\x18\x0c \x01(\r\"\xd1\x01\n\x10WeightNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\radopted_epoch\x18\x04 \x01(\x04\x12\x1c\n\x14num_requests_running\x18\x05 \x01(\r\x12\x1c\n\x14num_requests_waiting\x18\x06 \x01(\r\x12\x1b\n\x13\x64\x65\x63ode_step_seconds\x18\x07 \x01(\x01\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\x04\"o\n\x13SequenceRouteStatus\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12.\n\x06ranges\x18\x03 \x03(\x0b\x32\x1e.kernelflume.rpc.v1.OwnedRange\"z\n\x10SetTargetRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x17\n\x0f\x61ttention_nodes\x18\x02 \x01(\r\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x03 \x01(\x01\x12\x1d\n\x15\x64\x65\x61\x64line_covers_drain\x18\x04 \x01(\x08\"+\n\x13GetOperationRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\"\xf7\x01\n\tOperation\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x1e\n\x16target_attention_nodes\x18\x02 \x01(\r\x12\x1f\n\x17initial_attention_nodes\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06result\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x33\n\x07history\x18\x07 \x03(\x0b\x32\".kernelflume.rpc.v1.OperationPhase\x12\x10\n\x08node_ids\x18\x08 \x03(\t\x12\x0e\n\x06origin\x18\t \x01(\t\x12\r\n\x05\x63\x61use\x18\n \x01(\t\"0\n\x0eOperationPhase\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x32\xd6\x07\n\x0bScalerAdmin\x12S\n\x0bGetTopology\x12&.kernelflume.rpc.v1.GetTopologyRequest\x1a\x1c.kernelflume.rpc.v1.Topology\x12Y\n\rWatchTopology\x12(.kernelflume.rpc.v1.WatchTopologyRequest\x1a\x1c.kernelflume.rpc.v1.Topology0\x01\x12P\n\tSetTarget\x12$.kernelflume.rpc.v1.SetTargetRequest\x1a\x1d.kernelflume.rpc.v1.Operation\x12V\n\x0cGetOperation\x12\'.kernelflume.rpc.v1.GetOperationRequest\x1a\x1d.kernelflume.rpc.v1.Operation\x12Z\n\x0eWatchOperation\x12\'.kernelflume.rpc.v1.GetOperationRequest\x1a\x1d.kernelflume.rpc.v1.Operation0\x01\x12Y\n\x0f\x43\x61ncelOperation\x12\'.kernelflume.rpc.v1.GetOperationRequest\x1a\x1d.kernelflume.rpc.v1.Operation\x12H\n\x05\x44rain\x12 .kernelflume.rpc.v1.DrainRequest\x1a\x1d.kernelflume.rpc.v1.Operation\x12M\n\tGetPolicy\x12$.kernelflume.rpc.v1.GetPolicyRequest\x1a\x1a.kernelflume.rpc.v1.Policy\x12M\n\tSetPolicy\x12$.kernelflume.rpc.v1.SetPolicyRequest\x1a\x1a.kernelflume.rpc.v1.Policy\x12\x65\n\x15PauseAutomaticScaling\x12\x30.kernelflume.rpc.v1.PauseAutomaticScalingRequest\x1a\x1a.kernelflume.rpc.v1.Policy\x12g\n\x16ResumeAutomaticScaling\x12\x31.kernelflume.rpc.v1.ResumeAutomaticScalingRequest\x1a\x1a.kernelflume.rpc.v1.Policyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kernelflume.rpc.v1.scaler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETTOPOLOGYREQUEST']._serialized_start=88
-  _globals['_GETTOPOLOGYREQUEST']._serialized_end=108
-  _globals['_TOPOLOGY']._serialized_start=111
-  _globals['_TOPOLOGY']._serialized_end=404
-  _globals['_ATTENTIONNODESTATUS']._serialized_start=407
-  _globals['_ATTENTIONNODESTATUS']._serialized_end=610
-  _globals['_WEIGHTNODESTATUS']._serialized_start=613
-  _globals['_WEIGHTNODESTATUS']._serialized_end=769
-  _globals['_SEQUENCEROUTESTATUS']._serialized_start=771
-  _globals['_SEQUENCEROUTESTATUS']._serialized_end=882
-  _globals['_SETTARGETREQUEST']._serialized_start=884
-  _globals['_SETTARGETREQUEST']._serialized_end=1006
-  _globals['_GETOPERATIONREQUEST']._serialized_start=1008
-  _globals['_GETOPERATIONREQUEST']._serialized_end=1051
-  _globals['_OPERATION']._serialized_start=1054
-  _globals['_OPERATION']._serialized_end=1270
-  _globals['_OPERATIONPHASE']._serialized_start=1272
-  _globals['_OPERATIONPHASE']._serialized_end=1320
-  _globals['_SCALERADMIN']._serialized_start=1323
-  _globals['_SCALERADMIN']._serialized_end=1774
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_start=88
+  _globals['_WATCHTOPOLOGYREQUEST']._serialized_end=136
+  _globals['_DRAINREQUEST']._serialized_start=138
+  _globals['_DRAINREQUEST']._serialized_end=249
+  _globals['_GETPOLICYREQUEST']._serialized_start=251
+  _globals['_GETPOLICYREQUEST']._serialized_end=269
+  _globals['_SETPOLICYREQUEST']._serialized_start=271
+  _globals['_SETPOLICYREQUEST']._serialized_end=303
+  _globals['_PAUSEAUTOMATICSCALINGREQUEST']._serialized_start=305
+  _globals['_PAUSEAUTOMATICSCALINGREQUEST']._serialized_end=335
+  _globals['_RESUMEAUTOMATICSCALINGREQUEST']._serialized_start=337
+  _globals['_RESUMEAUTOMATICSCALINGREQUEST']._serialized_end=368
+  _globals['_POLICY']._serialized_start=370
+  _globals['_POLICY']._serialized_end=422
+  _globals['_GETTOPOLOGYREQUEST']._serialized_start=424
+  _globals['_GETTOPOLOGYREQUEST']._serialized_end=444
+  _globals['_TOPOLOGY']._serialized_start=447
+  _globals['_TOPOLOGY']._serialized_end=845
+  _globals['_SCALINGDECISION']._serialized_start=847
+  _globals['_SCALINGDECISION']._serialized_end=974
+  _globals['_ATTENTIONNODESTATUS']._serialized_start=977
+  _globals['_ATTENTIONNODESTATUS']._serialized_end=1247
+  _globals['_WEIGHTNODESTATUS']._serialized_start=1250
+  _globals['_WEIGHTNODESTATUS']._serialized_end=1459
+  _globals['_SEQUENCEROUTESTATUS']._serialized_start=1461
+  _globals['_SEQUENCEROUTESTATUS']._serialized_end=1572
+  _globals['_SETTARGETREQUEST']._serialized_start=1574
+  _globals['_SETTARGETREQUEST']._serialized_end=1696
+  _globals['_GETOPERATIONREQUEST']._serialized_start=1698
+  _globals['_GETOPERATIONREQUEST']._serialized_end=1741
+  _globals['_OPERATION']._serialized_start=1744
+  _globals['_OPERATION']._serialized_end=1991
+  _globals['_OPERATIONPHASE']._serialized_start=1993
+  _globals['_OPERATIONPHASE']._serialized_end=2041
+  _globals['_SCALERADMIN']._serialized_start=2044
+  _globals['_SCALERADMIN']._serialized_end=3026
 # @@protoc_insertion_point(module_scope)

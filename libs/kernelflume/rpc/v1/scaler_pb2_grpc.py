@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class ScalerAdminStub:
-    """Administration of the attention pool: manual scale and a view of the topology.
+    """Administration of the attention pool: a view of the topology, manual scale, and the scaling policy.
+
+    A number that a person asks for holds: SetTarget, Drain and PauseAutomaticScaling suspend automatic scaling
+    until ResumeAutomaticScaling, or until the policy's manual_hold_s has passed. Lost nodes are replaced either
+    way. An operation of the policy's own gives way to a person's: it is undone where that is still possible.
     """
 
     def __init__(self, channel):
@@ -38,6 +42,11 @@ class ScalerAdminStub:
         self.GetTopology = channel.unary_unary(
                 '/kernelflume.rpc.v1.ScalerAdmin/GetTopology',
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetTopologyRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Topology.FromString,
+                _registered_method=True)
+        self.WatchTopology = channel.unary_stream(
+                '/kernelflume.rpc.v1.ScalerAdmin/WatchTopology',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.WatchTopologyRequest.SerializeToString,
                 response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Topology.FromString,
                 _registered_method=True)
         self.SetTarget = channel.unary_unary(
@@ -60,14 +69,50 @@ class ScalerAdminStub:
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetOperationRequest.SerializeToString,
                 response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Operation.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kernelflume.rpc.v1.ScalerAdmin/Drain',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Operation.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/kernelflume.rpc.v1.ScalerAdmin/GetPolicy',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/kernelflume.rpc.v1.ScalerAdmin/SetPolicy',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
+                _registered_method=True)
+        self.PauseAutomaticScaling = channel.unary_unary(
+                '/kernelflume.rpc.v1.ScalerAdmin/PauseAutomaticScaling',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.PauseAutomaticScalingRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
+                _registered_method=True)
+        self.ResumeAutomaticScaling = channel.unary_unary(
+                '/kernelflume.rpc.v1.ScalerAdmin/ResumeAutomaticScaling',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.ResumeAutomaticScalingRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
+                _registered_method=True)
 
 
 class ScalerAdminServicer:
-    """Administration of the attention pool: manual scale and a view of the topology.
+    """Administration of the attention pool: a view of the topology, manual scale, and the scaling policy.
+
+    A number that a person asks for holds: SetTarget, Drain and PauseAutomaticScaling suspend automatic scaling
+    until ResumeAutomaticScaling, or until the policy's manual_hold_s has passed. Lost nodes are replaced either
+    way. An operation of the policy's own gives way to a person's: it is undone where that is still possible.
     """
 
     def GetTopology(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchTopology(self, request, context):
+        """Streams the topology at every interval, until the caller ends the stream.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -96,6 +141,42 @@ class ScalerAdminServicer:
 
     def CancelOperation(self, request, context):
         """Stops a scale-up that is not published yet and rolls it back; a drain is resumed.
+        Cancelling an operation of the policy's own pauses automatic scaling: it would begin the same again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Drains and removes the nodes that are named, rather than those that are the least trouble. Otherwise as
+        SetTarget with as many nodes fewer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Replaces the whole policy. A bad one is refused with INVALID_ARGUMENT, which names every bad setting, and
+        the present one stays. It is kept in the store, and holds until the policy file is edited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseAutomaticScaling(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeAutomaticScaling(self, request, context):
+        """FAILED_PRECONDITION where the policy itself is not automatic.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +188,11 @@ def add_ScalerAdminServicer_to_server(servicer, server):
             'GetTopology': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTopology,
                     request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetTopologyRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Topology.SerializeToString,
+            ),
+            'WatchTopology': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTopology,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.WatchTopologyRequest.FromString,
                     response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Topology.SerializeToString,
             ),
             'SetTarget': grpc.unary_unary_rpc_method_handler(
@@ -129,6 +215,31 @@ def add_ScalerAdminServicer_to_server(servicer, server):
                     request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetOperationRequest.FromString,
                     response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Operation.SerializeToString,
             ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.DrainRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Operation.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetPolicyRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.SetPolicyRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.SerializeToString,
+            ),
+            'PauseAutomaticScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseAutomaticScaling,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.PauseAutomaticScalingRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.SerializeToString,
+            ),
+            'ResumeAutomaticScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeAutomaticScaling,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.ResumeAutomaticScalingRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'kernelflume.rpc.v1.ScalerAdmin', rpc_method_handlers)
@@ -138,7 +249,11 @@ def add_ScalerAdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScalerAdmin:
-    """Administration of the attention pool: manual scale and a view of the topology.
+    """Administration of the attention pool: a view of the topology, manual scale, and the scaling policy.
+
+    A number that a person asks for holds: SetTarget, Drain and PauseAutomaticScaling suspend automatic scaling
+    until ResumeAutomaticScaling, or until the policy's manual_hold_s has passed. Lost nodes are replaced either
+    way. An operation of the policy's own gives way to a person's: it is undone where that is still possible.
     """
 
     @staticmethod
@@ -157,6 +272,33 @@ class ScalerAdmin:
             target,
             '/kernelflume.rpc.v1.ScalerAdmin/GetTopology',
             kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetTopologyRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Topology.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTopology(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kernelflume.rpc.v1.ScalerAdmin/WatchTopology',
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.WatchTopologyRequest.SerializeToString,
             kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Topology.FromString,
             options,
             channel_credentials,
@@ -266,6 +408,141 @@ class ScalerAdmin:
             '/kernelflume.rpc.v1.ScalerAdmin/CancelOperation',
             kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetOperationRequest.SerializeToString,
             kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kernelflume.rpc.v1.ScalerAdmin/Drain',
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.DrainRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kernelflume.rpc.v1.ScalerAdmin/GetPolicy',
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.GetPolicyRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kernelflume.rpc.v1.ScalerAdmin/SetPolicy',
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.SetPolicyRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseAutomaticScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kernelflume.rpc.v1.ScalerAdmin/PauseAutomaticScaling',
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.PauseAutomaticScalingRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeAutomaticScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kernelflume.rpc.v1.ScalerAdmin/ResumeAutomaticScaling',
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.ResumeAutomaticScalingRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_scaler__pb2.Policy.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,7 @@ async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
             reaper=LeaseReaper(grace_s=settings.link_grace_s),
             clock=MonotonicClock(),
             ttl_s=settings.lease_ttl_s,
+            load_interval_s=settings.load_interval_s,
         )
         cleanup.push_async_callback(presence.leave)
         logger.info(

@@ -36,6 +36,7 @@ class Presence:
         reaper: LeaseReaper,
         clock: Clock,
         ttl_s: float,
+        load_interval_s: float,
     ) -> None:
         self._record = record
         self._page_tokens = page_tokens
@@ -44,17 +45,18 @@ class Presence:
         self._reaper = reaper
         self._clock = clock
         self._ttl_s = ttl_s
+        self._interval_s = min(ttl_s / 3, load_interval_s)
         self._is_reachable = True
 
     async def run(self) -> None:
-        """Renew and reap every third of the lease's time, until cancelled.
+        """Renew and reap at every interval, until cancelled.
 
         Raises:
             KernelFlumeError: the worker does not answer.
         """
         while True:
             await self.renew()
-            await asyncio.sleep(self._ttl_s / 3)
+            await asyncio.sleep(self._interval_s)
 
     async def renew(self) -> None:
         """Renew the lease once, and drop the links whose weight node is gone."""

@@ -84,6 +84,9 @@ class AttentionNodeSettings(ServiceSettings):
     is noticed by its closed doorbell; of a dead host only its lease tells. All nodes need the same."""
     lease_ttl_s: float = Field(default=6.0, gt=0)
     """The node counts as dead this many seconds after its last sign of life; it renews thrice as often."""
+    load_interval_s: float = Field(default=0.5, gt=0)
+    """How often the tokens held are told with the lease: the scaler predicts from it, so it should be well
+    below the time that an attention node takes to start."""
     link_grace_s: float = Field(default=15.0, gt=0)
     """A weight node without a lease for this many seconds loses its sequences here."""
     doorbell_host: str = "127.0.0.1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 from contextlib import AsyncExitStack
 from functools import partial
@@ -11,6 +13,7 @@ from prometheus_client import start_http_server
 
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind
+from kernelflume.core.profile import PerformanceProfile
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
@@ -20,9 +23,11 @@ from kernelflume.scaler.actors import Actors
 from kernelflume.scaler.book import OperationBook
 from kernelflume.scaler.command import attention_node_command
 from kernelflume.scaler.controller import Controller, ControllerSettings
+from kernelflume.scaler.decision_log import DecisionLog
 from kernelflume.scaler.leader import Leadership
 from kernelflume.scaler.metrics import ScalerMetrics
 from kernelflume.scaler.policy import PolicySettings
+from kernelflume.scaler.policy_source import PolicySource
 from kernelflume.scaler.providers.process import ProcessProvider
 from kernelflume.scaler.providers.static import StaticProvider
 from kernelflume.scaler.servicer import ScalerAdminServicer
@@ -33,15 +38,18 @@ from kernelflume.scaler.weights import WeightNodes
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from kernelflume.scaler.providers.base import Provider
+    from kernelflume.scaler.scaling_policy import ScalingPolicy
     from kernelflume.store.base import RoutingStore
 
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.25
+_STALENESS_S = 1.0
+"""Until a node's figures reach a look: how often nodes tell them, twice over, and the look interval."""
+_POLICY_INTERVAL_S = 1.0
 _MAX_ENDED_OPERATIONS = 100
 _RPC_GRACE_S = 1.0
 _SERVICE_NAME = scaler_pb2.DESCRIPTOR.services_by_name["ScalerAdmin"].full_name
@@ -59,6 +67,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
     metrics = ScalerMetrics()
     book = OperationBook(max_ended=_MAX_ENDED_OPERATIONS)
     geometry = settings.kv_geometry()
+    token_bytes = geometry.token_bytes if geometry is not None else 0
     host = settings.address.rpartition(":")[0]
     async with AsyncExitStack() as cleanup:  # undone in reverse order
         store = RedisStore(settings.redis_url, cluster=settings.cluster)
@@ -77,10 +86,20 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             release_timeout_s=settings.operation_deadline_s,
             terminate_grace_s=settings.terminate_grace_s,
         )
-        controller = Controller(actors, book, metrics, _controller_settings(settings))
+        source = PolicySource(settings.policy_file, store)
+        controller = Controller(
+            actors, book, metrics, DecisionLog(), _controller_settings(settings, source.policy, token_bytes)
+        )
         cleanup.push_async_callback(controller.close)
-        token_bytes = geometry.token_bytes if geometry is not None else 0
-        servicer = ScalerAdminServicer(controller, book, store, leadership, clock, token_bytes=token_bytes)
+        servicer = ScalerAdminServicer(
+            controller=controller,
+            book=book,
+            store=store,
+            leadership=leadership,
+            clock=clock,
+            source=source,
+            token_bytes=token_bytes,
+        )
         server = Server(settings.address, [_SERVICE_NAME])
         scaler_pb2_grpc.add_ScalerAdminServicer_to_server(servicer, server.grpc_server)
         await server.start()
@@ -97,8 +116,9 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
 
         async def act() -> None:
             await leadership.acquire(record, contact_timeout_s=settings.store_timeout_s)
+            controller.set_scaling(await source.recall())
             await server.set_serving(serving=True)
-            await first_of(leadership.keep(), controller.run())
+            await first_of(leadership.keep(), controller.run(), _follow(source, controller))
 
         await first_of(stop.wait(), act())
 
@@ -109,11 +129,43 @@ def _provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
     return ProcessProvider(partial(attention_node_command, settings), log_dir=settings.log_dir)
 
 
-def _controller_settings(settings: ScalerSettings) -> ControllerSettings:
+async def _follow(source: PolicySource, controller: Controller) -> None:
+    """Put every good edit of the policy file in force."""
+    while True:
+        await asyncio.sleep(_POLICY_INTERVAL_S)
+        policy = source.look()
+        if policy is not None:
+            logger.info("the policy of %s is in force", source.origin)
+            controller.set_scaling(policy)
+
+
+def _profile(settings: ScalerSettings) -> PerformanceProfile | None:
+    path = settings.profile_file
+    if path is None:
+        return None
+    try:
+        return PerformanceProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, ConfigurationError) as error:
+        raise ConfigurationError(f"profile-file: {path}: {error}") from error
+
+
+def _controller_settings(
+    settings: ScalerSettings, scaling: ScalingPolicy, token_bytes: int
+) -> ControllerSettings:
+    if (
+        settings.attention_nodes
+        and not scaling.minimum_nodes <= settings.attention_nodes <= scaling.most_nodes
+    ):
+        raise ConfigurationError(
+            f"attention-nodes: {settings.attention_nodes} is not from {scaling.minimum_nodes} to "
+            f"{scaling.most_nodes}, the bounds of the scaling policy"
+        )
     return ControllerSettings(
         policy=PolicySettings(
-            minimum=settings.minimum_attention_nodes,
-            maximum=settings.maximum_attention_nodes,
+            scaling=scaling,
+            profile=_profile(settings),
+            token_bytes=max(1, token_bytes),
+            staleness_s=_STALENESS_S,
             lost_grace_s=settings.lost_grace_s,
             retry_min_s=settings.retry_min_s,
             retry_max_s=settings.retry_max_s,

@@ -38,6 +38,10 @@ class Progress(Protocol):
         """Move to the next phase."""
         ...
 
+    async def wait_publish(self) -> None:
+        """Wait until prewarmed nodes may be published, which is at once unless the operation is held."""
+        ...
+
     def name_nodes(self, *node_ids: str) -> None:
         """Name the nodes that are added or removed, before anything happens to them in the table."""
         ...

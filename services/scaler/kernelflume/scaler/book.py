@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import AlreadyExistsError, LifecycleError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from kernelflume.scaler.operation import Operation
 
@@ -63,6 +63,15 @@ class OperationBook:
                 f"{self.running.phase}: wait for it or cancel it"
             )
         return None
+
+    def repeated_on(self, operation_id: str, node_ids: Collection[str]) -> Operation | None:
+        """Return the operation on these nodes that a request repeats; see ``repeated``."""
+        known = self._operations.get(operation_id)
+        if known is not None and set(known.node_ids) != set(node_ids):
+            raise AlreadyExistsError(
+                f"operation {operation_id} exists and is on {', '.join(known.node_ids) or 'other nodes'}"
+            )
+        return self.repeated(operation_id, known.target if known is not None else 0)
 
     def put(self, operation: Operation) -> None:
         """Add or replace an operation, tell the watchers, and forget the oldest beyond the bound."""

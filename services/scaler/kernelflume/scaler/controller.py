@@ -14,23 +14,37 @@ from kernelflume.core.errors import (
     ConflictError,
     InvalidRequestError,
     KernelFlumeError,
+    LifecycleError,
     UnavailableError,
 )
 from kernelflume.core.routing import NodeEvent, NodeState
 from kernelflume.runtime.clock import Deadline
 from kernelflume.scaler.observe import observe
-from kernelflume.scaler.operation import Operation, Result
-from kernelflume.scaler.policy import PolicyState, RemovalReason, after_operation, decide, is_owned
+from kernelflume.scaler.operation import Operation, OperationEvent, Origin, Result
+from kernelflume.scaler.policy import (
+    PolicyState,
+    RemovalReason,
+    after_operation,
+    decide,
+    is_automatic,
+    is_owned,
+)
 from kernelflume.scaler.runner import OperationRunner
+from kernelflume.scaler.sizing import after_change
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kernelflume.core.routing import AttentionNodeEntry, RoutingSnapshot
     from kernelflume.scaler.actors import Actors
     from kernelflume.scaler.book import OperationBook
+    from kernelflume.scaler.decision_log import DecisionLog
     from kernelflume.scaler.metrics import ScalerMetrics
     from kernelflume.scaler.observe import Observation
     from kernelflume.scaler.policy import Decision, PolicySettings, Removal
     from kernelflume.scaler.runner import OnEnd
+    from kernelflume.scaler.scaling_policy import ScalingPolicy
+    from kernelflume.scaler.sizing import Sizing
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +54,7 @@ class ControllerSettings:
     """Defaults and intervals of the controller."""
 
     policy: PolicySettings
+    """Its ``scaling`` is only the one at the start."""
     initial_target: int | None
     """Active nodes wanted at the start; None has as many as the table says."""
     operation_deadline_s: float
@@ -52,12 +67,21 @@ class Controller:
     """Owner of the policy's state. One event loop; ``run`` and the requests take turns on the table."""
 
     def __init__(
-        self, actors: Actors, book: OperationBook, metrics: ScalerMetrics, settings: ControllerSettings
+        self,
+        actors: Actors,
+        book: OperationBook,
+        metrics: ScalerMetrics,
+        decisions: DecisionLog,
+        settings: ControllerSettings,
     ) -> None:
         self._actors = actors
         self._book = book
         self._metrics = metrics
+        self.decisions = decisions
+        self.sizing: Sizing | None = None
+        """The newest sizing decision; None while the number of nodes is a person's to choose."""
         self._settings = settings
+        self._policy = settings.policy
         self._runner = OperationRunner(actors, book, metrics)
         self._policy_state: PolicyState | None = None
         self._beginning = asyncio.Lock()
@@ -68,6 +92,42 @@ class Controller:
     def target(self) -> int | None:
         """Active attention nodes wanted; None when nobody asked for a number."""
         return self._policy_state.target if self._policy_state is not None else self._settings.initial_target
+
+    @property
+    def scaling(self) -> ScalingPolicy:
+        """The operator's settings in force."""
+        return self._policy.scaling
+
+    @property
+    def is_automatic(self) -> bool:
+        """True while the number of nodes is the policy's to choose."""
+        state = self._policy_state or PolicyState()
+        return is_automatic(state, self._policy, now_s=self._actors.clock.now())
+
+    def set_scaling(self, scaling: ScalingPolicy) -> None:
+        """Use other settings from the next look on."""
+        self._policy = replace(self._policy, scaling=scaling)
+        self._wake.set()
+
+    def pause(self) -> None:
+        """Leave the number of nodes as it is wanted now, until ``resume`` or a manual hold's end.
+
+        Raises:
+            UnavailableError: the routing table has not been seen yet.
+        """
+        state = self._seen_state()
+        self._policy_state = replace(state, manual_since_s=self._actors.clock.now())
+
+    def resume(self) -> None:
+        """Let the policy choose the number of nodes again, where the settings are automatic.
+
+        Raises:
+            LifecycleError: the settings are not automatic.
+        """
+        if not self.scaling.automatic:
+            raise LifecycleError("the scaling policy is not automatic: set `automatic: true` first")
+        self._policy_state = replace(self._seen_state(), manual_since_s=None)
+        self._wake.set()
 
     async def run(self) -> None:
         """Look at the pool and act, until cancelled. No fault ends it: the nodes may be its own children."""
@@ -102,7 +162,11 @@ class Controller:
         observation = await observe(actors.store, actors.table, actors.provider, self._book, actors.clock)
         self._metrics.table_seen(observation.snapshot)
         state = self._policy_state or PolicyState(target=self._first_target(observation))
-        decision, self._policy_state = decide(observation, state, self._settings.policy)
+        decision, self._policy_state = decide(observation, state, self._policy)
+        self.sizing = decision.sized.sizing if decision.sized is not None else None
+        if decision.sized is not None:
+            self._metrics.sized(decision.sized.sizing)
+            self.decisions.note(decision.sized, self._policy)
         if decision.removals:
             await self._remove(decision.removals)
         if decision.resumed:
@@ -110,6 +174,12 @@ class Controller:
         for weight_node in decision.forgotten_weight_nodes:
             logger.warning("weight node %s is gone: its routes are dropped", weight_node)
             await actors.store.drop_weight_node(weight_node)
+        if decision.thresholds:
+            await self._set_thresholds(decision.thresholds)
+        if decision.publishes:
+            self._runner.publish()
+        if decision.cancels:
+            self._cancel_own(decision)
         if decision.scale_to is not None:
             await self._begin_own(decision, decision.scale_to)
 
@@ -118,7 +188,7 @@ class Controller:
             return self._settings.initial_target
         # The nodes of a scaler that crashed ended with it: have as many again.
         num_staying = len(observation.snapshot.nodes) - observation.num_in_state(NodeState.RETIRED)
-        return max(self._settings.policy.minimum, num_staying)
+        return max(self.scaling.minimum_nodes, num_staying)
 
     async def set_target(
         self, operation_id: str, target: int, *, deadline_s: float, deadline_covers_drain: bool
@@ -137,46 +207,76 @@ class Controller:
             LifecycleError: another operation is running.
             UnavailableError: the store cannot be reached.
         """
-        policy = self._settings.policy
-        if not operation_id:
-            raise InvalidRequestError("operation_id must not be empty", parameter="operation_id")
-        if not policy.minimum <= target <= policy.maximum:
+        _check(operation_id, deadline_s)
+        minimum, maximum = self.scaling.minimum_nodes, self.scaling.most_nodes
+        if not minimum <= target <= maximum:
             raise InvalidRequestError(
-                f"attention_nodes must be from {policy.minimum} to {policy.maximum}, not {target}",
+                f"attention_nodes must be from {minimum} to {maximum}, not {target}",
                 parameter="attention_nodes",
             )
-        if deadline_s < 0 or not math.isfinite(deadline_s):
-            raise InvalidRequestError(
-                f"deadline_seconds must be 0 or a positive number, not {deadline_s}",
-                parameter="deadline_seconds",
-            )
         async with self._beginning:
+            await self._have_policy_give_way(operation_id)
             repeated = self._book.repeated(operation_id, target)
             if repeated is not None:
                 return repeated
-            if self._policy_state is None:
-                raise UnavailableError("the scaler has not seen the routing table yet: try again")
-            previous_target = self._policy_state.target
-
-            def on_end(operation: Operation, overtaken: bool) -> None:
-                # Rolled back: what was wanted before is wanted again, unless a loss made it pointless.
-                if operation.rolled_back and not overtaken:
-                    self._want(previous_target)
-                self._wake.set()
-
-            operation = await self._begin(
+            return await self._begin_for_person(
                 operation_id,
                 target,
-                deadline_s=deadline_s or self._settings.operation_deadline_s,
+                deadline_s=deadline_s,
                 deadline_covers_drain=deadline_covers_drain,
-                on_end=on_end,
             )
-            self._want(target)
-            return operation
+
+    async def drain(
+        self,
+        operation_id: str,
+        node_ids: tuple[str, ...],
+        *,
+        deadline_s: float,
+        deadline_covers_drain: bool,
+    ) -> Operation:
+        """Ask for the removal of these nodes; otherwise like ``set_target``.
+
+        Raises:
+            InvalidRequestError: an argument is out of bounds, or fewer nodes than the minimum would be left.
+            NotFoundError: a node is not in the routing table.
+            LifecycleError: a node is not active, or another operation is running.
+            AlreadyExistsError: the id belongs to an operation on other nodes.
+            UnavailableError: the store cannot be reached.
+        """
+        _check(operation_id, deadline_s)
+        if not node_ids or len(set(node_ids)) < len(node_ids):
+            raise InvalidRequestError("node_ids must name nodes, each once", parameter="node_ids")
+        async with self._beginning:
+            await self._have_policy_give_way(operation_id)
+            repeated = self._book.repeated_on(operation_id, node_ids)
+            if repeated is not None:
+                return repeated
+            snapshot = await self._actors.table.read()
+            snapshot.with_event(NodeEvent.DRAIN, *node_ids)  # raises where that is not possible
+            target = len(snapshot.in_state(NodeState.ACTIVE)) - len(node_ids)
+            if target < self.scaling.minimum_nodes:
+                raise InvalidRequestError(
+                    f"{target} active nodes would be left, fewer than the minimum of "
+                    f"{self.scaling.minimum_nodes}",
+                    parameter="node_ids",
+                )
+            return await self._begin_for_person(
+                operation_id,
+                target,
+                deadline_s=deadline_s,
+                deadline_covers_drain=deadline_covers_drain,
+                victims=node_ids,
+            )
 
     def cancel(self, operation_id: str) -> Operation:
-        """Stop an operation and undo what it did; see ``OperationRunner.cancel``."""
-        return self._runner.cancel(operation_id)
+        """Stop an operation and undo what it did; see ``OperationRunner.cancel``.
+
+        Where it was the policy's own, automatic scaling is paused: it would begin the same again.
+        """
+        operation = self._runner.cancel(operation_id)
+        if operation.origin is Origin.POLICY and self._policy_state is not None:
+            self.pause()
+        return operation
 
     async def close(self) -> None:
         """Stop acting. Nodes and table stay as they are."""
@@ -184,6 +284,36 @@ class Controller:
         for task in self._cleanups:
             task.cancel()
         await asyncio.gather(*self._cleanups, return_exceptions=True)
+
+    async def _begin_for_person(
+        self,
+        operation_id: str,
+        target: int,
+        *,
+        deadline_s: float,
+        deadline_covers_drain: bool,
+        victims: tuple[str, ...] = (),
+    ) -> Operation:
+        previous = self._seen_state()
+
+        def on_end(operation: Operation, overtaken: bool) -> None:
+            # Rolled back: what was wanted before is wanted again, unless a loss made it pointless.
+            if operation.rolled_back and not overtaken:
+                self._want(previous.target)
+                self._policy_state = replace(self._seen_state(), manual_since_s=previous.manual_since_s)
+            self._wake.set()
+
+        operation = await self._begin(
+            operation_id,
+            target,
+            deadline_s=deadline_s or self._settings.operation_deadline_s,
+            deadline_covers_drain=deadline_covers_drain,
+            on_end=on_end,
+            victims=victims,
+        )
+        self._want(target)
+        self.pause()
+        return operation
 
     async def _begin(
         self,
@@ -193,6 +323,10 @@ class Controller:
         deadline_s: float,
         deadline_covers_drain: bool,
         on_end: OnEnd,
+        origin: Origin = Origin.PERSON,
+        cause: str = "",
+        is_held: bool = False,
+        victims: tuple[str, ...] = (),
     ) -> Operation:
         snapshot = await self._actors.table.read()
         operation = Operation.begin(
@@ -200,7 +334,10 @@ class Controller:
             target=target,
             initial=len(snapshot.in_state(NodeState.ACTIVE)),
             now_s=self._actors.clock.now(),
-        )
+            origin=origin,
+            cause=cause,
+            is_held=is_held,
+        ).with_nodes(*victims)
         return self._runner.begin(
             operation, deadline_s=deadline_s, deadline_covers_drain=deadline_covers_drain, on_end=on_end
         )
@@ -208,16 +345,21 @@ class Controller:
     async def _begin_own(self, decision: Decision, scale_to: int) -> None:
         """Start an operation of the policy's own, unless a person's has begun since it was decided."""
 
-        def on_end(operation: Operation, overtaken: bool) -> None:  # noqa: ARG001 - the callback's signature
-            if operation.result is Result.CANCELLED:
-                self._want(operation.initial)  # a person stopped the policy: it shall not try the same again
-            if self._policy_state is not None:
-                self._policy_state = after_operation(
-                    self._policy_state,
-                    self._settings.policy,
-                    succeeded=operation.result is Result.SUCCEEDED,
-                    now_s=self._actors.clock.now(),
-                )
+        def on_end(operation: Operation, overtaken: bool) -> None:
+            now_s = self._actors.clock.now()
+            state = self._policy_state or PolicyState()
+            grew = operation.result is Result.SUCCEEDED and operation.target > operation.initial
+            sizing = after_change(state.sizing, now_s=now_s, prewarm_s=operation.prewarm_s if grew else None)
+            is_given_up = self.is_automatic or operation.result is Result.CANCELLED
+            if operation.rolled_back and not overtaken and is_given_up:
+                # The next look decides anew; what a person stopped is not tried again.
+                state = replace(state, target=operation.initial)
+            self._policy_state = after_operation(
+                replace(state, sizing=sizing),
+                self._policy,
+                succeeded=operation.result is not Result.FAILED,
+                now_s=now_s,
+            )
             self._wake.set()
 
         async with self._beginning:
@@ -228,7 +370,43 @@ class Controller:
                     deadline_s=self._settings.operation_deadline_s,
                     deadline_covers_drain=False,
                     on_end=on_end,
+                    origin=Origin.POLICY,
+                    cause=str(decision.scale_reason),
+                    is_held=decision.is_held,
                 )
+
+    def _cancel_own(self, decision: Decision) -> None:
+        """Undo an operation of the policy's own that is not needed any more, if it still can be."""
+        running = self._book.running
+        reason = decision.sized.sizing.reason if decision.sized is not None else ""
+        if running is None or running.origin is Origin.PERSON:
+            return
+        if running.allows(OperationEvent.CANCEL):
+            self._runner.cancel(running.operation_id, f"the policy gave it up: {reason}")
+
+    async def _have_policy_give_way(self, operation_id: str) -> None:
+        """Undo a running operation of the policy's own where a person asks for another one."""
+        running = self._book.running
+        if running is None or running.origin is Origin.PERSON or running.operation_id == operation_id:
+            return
+        if running.allows(OperationEvent.CANCEL):
+            self._runner.cancel(running.operation_id, "a person asked for another number")
+        with suppress(TimeoutError):  # still running: the request is refused as beside any other operation
+            async with asyncio.timeout(self._settings.operation_deadline_s):
+                async for _ in self._book.watch(running.operation_id):
+                    continue
+
+    async def _set_thresholds(self, thresholds: Mapping[str, int]) -> None:
+        def changed(snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
+            present = {key: tokens for key, tokens in thresholds.items() if snapshot.find(key) is not None}
+            return snapshot.with_thresholds(present) if present else None
+
+        await self._actors.table.edit(changed)
+
+    def _seen_state(self) -> PolicyState:
+        if self._policy_state is None:
+            raise UnavailableError("the scaler has not seen the routing table yet: try again")
+        return self._policy_state
 
     def _want(self, target: int | None) -> None:
         state = self._policy_state or PolicyState()
@@ -284,3 +462,13 @@ class Controller:
             await actors.weights.release([entry], Deadline(actors.clock, actors.release_timeout_s))
         except KernelFlumeError as error:
             logger.warning("after the loss of %s %s", entry.name, error)
+
+
+def _check(operation_id: str, deadline_s: float) -> None:
+    if not operation_id:
+        raise InvalidRequestError("operation_id must not be empty", parameter="operation_id")
+    if deadline_s < 0 or not math.isfinite(deadline_s):
+        raise InvalidRequestError(
+            f"deadline_seconds must be 0 or a positive number, not {deadline_s}",
+            parameter="deadline_seconds",
+        )

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kernelflume.core.routing import NodeState
+from kernelflume.scaler.sizing import SizingAction
 
 if TYPE_CHECKING:
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.scaler.operation import PhaseSpan, Result
     from kernelflume.scaler.policy import RemovalReason
+    from kernelflume.scaler.sizing import Sizing
 
 # A phase takes from a publish's milliseconds to a drain's hours.
 _PHASE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -51,6 +53,29 @@ class ScalerMetrics:
             registry=self.registry,
         )
 
+        self._fill = Gauge(
+            "kernelflume_fill_seconds",
+            "Predicted time until an attention node reaches its threshold (tau_fill).",
+            ["node"],
+            registry=self.registry,
+        )
+        self._horizon = Gauge(
+            "kernelflume_pool_fill_seconds",
+            "Predicted time until the active attention nodes together reach their threshold.",
+            registry=self.registry,
+        )
+        self._threshold = Gauge(
+            "kernelflume_threshold_tokens",
+            "Tokens up to which the active attention nodes are planned with (C_thresh).",
+            registry=self.registry,
+        )
+        self._decisions = Counter(
+            "kernelflume_scale_decisions",
+            "Decisions of the scaling policy that led to an action, by reason.",
+            ["action", "reason"],
+            registry=self.registry,
+        )
+
     def operation_ended(self, result: Result) -> None:
         """Count an operation."""
         self._operations.labels(str(result)).inc()
@@ -62,6 +87,16 @@ class ScalerMetrics:
     def node_removed(self, reason: RemovalReason) -> None:
         """Count a node that was lost."""
         self._removals.labels(str(reason)).inc()
+
+    def sized(self, sizing: Sizing) -> None:
+        """Show what a sizing decision came to."""
+        self._fill.clear()
+        for node in sizing.figures.nodes:
+            self._fill.labels(node.node_id).set(node.fill_s)
+        self._horizon.set(sizing.figures.horizon_s)
+        self._threshold.set(sizing.figures.threshold_tokens)
+        if sizing.action is not SizingAction.NONE:
+            self._decisions.labels(str(sizing.action), str(sizing.reason)).inc()
 
     def table_seen(self, snapshot: RoutingSnapshot) -> None:
         """Show the present table."""

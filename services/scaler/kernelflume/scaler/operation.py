@@ -16,6 +16,8 @@ class Phase(StrEnum):
     """Processes start; until each new node holds a lease and answers SERVING."""
     PREWARMING = "prewarming"
     """The nodes are in the table, not routable; every weight node connects and warms the path."""
+    READY = "ready"
+    """Prewarmed, and not routable: the policy publishes at its watermark, or gives the nodes up."""
     PUBLISHING = "publishing"
     """The one publish that makes the nodes routable. No way back from here."""
     DRAINING = "draining"
@@ -34,6 +36,7 @@ class OperationEvent(StrEnum):
 
     LAUNCHED = "launched"
     PREPARED = "prepared"
+    PUBLISH = "publish"
     PUBLISHED = "published"
     DRAINED = "drained"
     RETIRED = "retired"
@@ -45,22 +48,33 @@ class OperationEvent(StrEnum):
 
 TRANSITIONS: dict[tuple[Phase, OperationEvent], Phase] = {
     (Phase.LAUNCHING, OperationEvent.LAUNCHED): Phase.PREWARMING,
-    (Phase.PREWARMING, OperationEvent.PREPARED): Phase.PUBLISHING,
+    (Phase.PREWARMING, OperationEvent.PREPARED): Phase.READY,
+    (Phase.READY, OperationEvent.PUBLISH): Phase.PUBLISHING,
     (Phase.PUBLISHING, OperationEvent.PUBLISHED): Phase.DONE,
     (Phase.DRAINING, OperationEvent.DRAINED): Phase.RETIRING,
     (Phase.RETIRING, OperationEvent.RETIRED): Phase.RELEASING,
     (Phase.RELEASING, OperationEvent.RELEASED): Phase.DONE,
     (Phase.LAUNCHING, OperationEvent.FAIL): Phase.ROLLING_BACK,
     (Phase.PREWARMING, OperationEvent.FAIL): Phase.ROLLING_BACK,
+    (Phase.READY, OperationEvent.FAIL): Phase.ROLLING_BACK,
     (Phase.PUBLISHING, OperationEvent.FAIL): Phase.ROLLING_BACK,
     (Phase.DRAINING, OperationEvent.FAIL): Phase.ROLLING_BACK,
     (Phase.RETIRING, OperationEvent.FAIL): Phase.ROLLING_BACK,
     (Phase.RELEASING, OperationEvent.FAIL): Phase.DONE,
     (Phase.LAUNCHING, OperationEvent.CANCEL): Phase.ROLLING_BACK,
     (Phase.PREWARMING, OperationEvent.CANCEL): Phase.ROLLING_BACK,
+    (Phase.READY, OperationEvent.CANCEL): Phase.ROLLING_BACK,
     (Phase.DRAINING, OperationEvent.CANCEL): Phase.ROLLING_BACK,
     (Phase.ROLLING_BACK, OperationEvent.ROLLED_BACK): Phase.DONE,
 }
+
+
+class Origin(StrEnum):
+    """Who began an operation."""
+
+    PERSON = "person"
+    """A call of the admin API."""
+    POLICY = "policy"
 
 
 class Result(StrEnum):
@@ -92,6 +106,11 @@ class Operation:
     target: int
     initial: int
     """Active nodes when the operation began."""
+    origin: Origin = Origin.PERSON
+    cause: str = ""
+    """Why the policy began it."""
+    is_held: bool = False
+    """Prewarmed nodes wait for the policy to publish them."""
     history: tuple[PhaseSpan, ...]
     """Phases in order; the last one is the present one."""
     node_ids: tuple[str, ...] = ()
@@ -102,13 +121,26 @@ class Operation:
     """Why it failed, or who cancelled it."""
 
     @classmethod
-    def begin(cls, operation_id: str, *, target: int, initial: int, now_s: float) -> Self:
+    def begin(
+        cls,
+        operation_id: str,
+        *,
+        target: int,
+        initial: int,
+        now_s: float,
+        origin: Origin = Origin.PERSON,
+        cause: str = "",
+        is_held: bool = False,
+    ) -> Self:
         """Return an operation in its first phase; nothing to do is done at once."""
         phase = Phase.LAUNCHING if target > initial else Phase.DRAINING if target < initial else Phase.DONE
         return cls(
             operation_id=operation_id,
             target=target,
             initial=initial,
+            origin=origin,
+            cause=cause,
+            is_held=is_held,
             history=(PhaseSpan(phase, now_s, now_s if phase is Phase.DONE else None),),
         )
 
@@ -131,6 +163,12 @@ class Operation:
     def rolled_back(self) -> bool:
         """True if the start was restored, or is being restored."""
         return any(span.phase is Phase.ROLLING_BACK for span in self.history)
+
+    @property
+    def prewarm_s(self) -> float | None:
+        """Seconds from the start to nodes that could be published; None if it never got there."""
+        ready = [span for span in self.history if span.phase is Phase.READY]
+        return ready[0].started_at_s - self.history[0].started_at_s if ready else None
 
     def allows(self, event: OperationEvent) -> bool:
         """Return whether ``event`` is legal in the present phase."""

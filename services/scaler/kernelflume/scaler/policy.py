@@ -1,7 +1,7 @@
 """What to do about the attention pool. Pure: an observation and a state in, a decision and a state out.
 
-Today: keep the number of nodes that was asked for, take lost nodes out, put strays right. A predictive
-policy will set the target from growth and occupancy; it belongs in ``decide`` and nowhere else.
+Keep the number of nodes that is wanted, take lost nodes out, put strays right. What number is wanted is a
+person's to say, or follows from growth and occupancy (``scaler.sizing``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kernelflume.core.routing import NodeState
+from kernelflume.scaler.pool_view import pool_view
+from kernelflume.scaler.sizing import Sizing, SizingAction, SizingState, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernelflume.core.leases import LeaseRecord
+    from kernelflume.core.profile import PerformanceProfile
     from kernelflume.core.routing import AttentionNodeEntry
     from kernelflume.scaler.observe import Observation
     from kernelflume.scaler.operation import Operation
+    from kernelflume.scaler.pool_view import PoolView
+    from kernelflume.scaler.scaling_policy import ScalingPolicy
+    from kernelflume.scaler.sizing import SizingReason
+
+
+_THRESHOLD_STEP = 0.05
+"""Share of the capacity by which C_thresh must move before weight nodes are told."""
 
 
 class RemovalReason(StrEnum):
@@ -44,8 +54,14 @@ class ScaleReason(StrEnum):
 class PolicySettings:
     """Bounds and delays of the policy."""
 
-    minimum: int
-    maximum: int
+    scaling: ScalingPolicy
+    """What the operator sets; replaced while the scaler runs."""
+    profile: PerformanceProfile | None = None
+    """Measured times of the model."""
+    token_bytes: int = 1
+    """Bytes of one token's keys and values in all layers."""
+    staleness_s: float = 0.0
+    """Age that a node's figures may have, and the time between two looks."""
     lost_grace_s: float
     """A node whose lease is gone counts as lost after this long."""
     retry_min_s: float
@@ -59,6 +75,9 @@ class PolicyState:
 
     target: int | None = None
     """Active nodes wanted; None leaves the pool as it is and adopts what joins."""
+    manual_since_s: float | None = None
+    """Since when a person's target holds and the size is not the policy's to change; None while it is."""
+    sizing: SizingState = field(default_factory=SizingState)
     missing_since_s: Mapping[str, float] = field(default_factory=dict)
     """Names of nodes without a lease -> when that was first seen."""
     num_failures: int = 0
@@ -79,6 +98,16 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """One sizing decision with all that led to it, so that it can be made again from its log."""
+
+    view: PoolView
+    state: SizingState
+    """Before the decision."""
+    sizing: Sizing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What to do now; all empty for nothing."""
 
@@ -88,7 +117,17 @@ class Decision:
     forgotten_weight_nodes: tuple[str, ...] = ()
     """Names of dead weight nodes whose routes are dropped."""
     scale_to: int | None = None
-    scale_reason: ScaleReason | None = None
+    scale_reason: ScaleReason | SizingReason | None = None
+    is_held: bool = False
+    """The nodes that are added wait, once prewarmed, until they are to be published."""
+    publishes: bool = False
+    """Publish the nodes that the running operation has prewarmed."""
+    cancels: bool = False
+    """Undo the running operation, which is the policy's own."""
+    thresholds: Mapping[str, int] = field(default_factory=dict)
+    """Active nodes whose C_thresh has changed -> tokens."""
+    sized: Sized | None = None
+    """How the size was decided on; None while it is a person's."""
 
 
 def decide(
@@ -115,14 +154,64 @@ def decide(
         ),
         forgotten_weight_nodes=tuple(sorted(observation.routed_weight_nodes & lost)),
     )
-    if removals or decision.resumed or observation.operation is not None:
+    sizing: Sizing | None = None
+    if is_automatic(state, settings, now_s=observation.now_s):
+        decision, state = _sized(decision, observation, state, settings)
+        sizing = decision.sized.sizing if decision.sized is not None else None
+    if removals or decision.resumed:
         return decision, state  # first the table, then look again
+    if observation.operation is not None:
+        if sizing is not None:
+            decision = replace(
+                decision,
+                publishes=sizing.action is SizingAction.PUBLISH,
+                cancels=sizing.action is SizingAction.CANCEL,
+            )
+        return decision, state
     if observation.now_s < state.retry_at_s:
         return decision, state
+    if sizing is not None and sizing.action is SizingAction.SCALE:
+        state = replace(state, target=sizing.target)
     scale_to, reason = _wanted(observation, state, settings)
     if scale_to == observation.num_in_state(NodeState.ACTIVE):
         return decision, state
+    if sizing is not None and sizing.action is SizingAction.SCALE:
+        return replace(
+            decision, scale_to=scale_to, scale_reason=sizing.reason, is_held=not sizing.at_once
+        ), state
     return replace(decision, scale_to=scale_to, scale_reason=reason), state
+
+
+def is_automatic(state: PolicyState, settings: PolicySettings, *, now_s: float) -> bool:
+    """Return whether the size is the policy's to choose: set so, and no person's target holds."""
+    if not settings.scaling.automatic:
+        return False
+    if state.manual_since_s is None:
+        return True
+    hold_s = settings.scaling.manual_hold_s
+    return hold_s > 0 and now_s - state.manual_since_s >= hold_s
+
+
+def _sized(
+    decision: Decision, observation: Observation, state: PolicyState, settings: PolicySettings
+) -> tuple[Decision, PolicyState]:
+    view = pool_view(
+        observation,
+        profile=settings.profile,
+        token_bytes=settings.token_bytes,
+        staleness_s=settings.staleness_s,
+    )
+    sizing, following = size(
+        view, state.sizing, settings.scaling, profile=settings.profile, token_bytes=settings.token_bytes
+    )
+    sized = Sized(view=view, state=state.sizing, sizing=sizing)
+    thresholds = {
+        node.node_id: node.threshold_tokens
+        for node in sizing.figures.nodes
+        if _has_moved(observation.snapshot.get(node.node_id), node.threshold_tokens)
+    }
+    decision = replace(decision, sized=sized, thresholds=thresholds)
+    return decision, replace(state, sizing=following, manual_since_s=None)
 
 
 def after_operation(
@@ -156,14 +245,19 @@ def choose_victims(
     return tuple(sorted(newest_first, key=used_tokens)[: max(0, min(count, len(entries) - 1))])
 
 
+def _has_moved(entry: AttentionNodeEntry, threshold_tokens: int) -> bool:
+    """Tell whether a threshold is worth a new epoch."""
+    return abs(entry.threshold_tokens - threshold_tokens) > _THRESHOLD_STEP * entry.capacity_tokens
+
+
 def _wanted(
     observation: Observation, state: PolicyState, settings: PolicySettings
 ) -> tuple[int, ScaleReason]:
     active = observation.num_in_state(NodeState.ACTIVE)
     if state.target is None:
         joining = active + (observation.num_offered or 0)
-        return max(active, min(joining, settings.maximum)), ScaleReason.ADOPT
-    target = max(settings.minimum, min(state.target, settings.maximum))
+        return max(active, min(joining, settings.scaling.most_nodes)), ScaleReason.ADOPT
+    target = max(settings.scaling.minimum_nodes, min(state.target, settings.scaling.most_nodes))
     if observation.num_offered is not None:
         # Nodes that nobody has started yet cannot be waited for: take those that are there.
         target = min(target, active + observation.num_offered)

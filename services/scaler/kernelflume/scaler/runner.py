@@ -33,6 +33,7 @@ class OperationRunner:
         self._metrics = metrics
         self._runner: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
+        self._may_publish = asyncio.Event()
 
     def begin(
         self,
@@ -61,18 +62,27 @@ class OperationRunner:
         self._put(operation)
         if operation.done:
             return operation
+        self._may_publish = asyncio.Event()
+        if not operation.is_held:
+            self._may_publish.set()
         deadline = Deadline(actors.clock, deadline_s)
         scaling: Scaling
         if operation.target > operation.initial:
             scaling = ScaleUp(actors, self, operation.target - operation.initial, deadline)
         else:
             drain_deadline = deadline if deadline_covers_drain else None
-            scaling = ScaleDown(actors, self, operation.target, drain_deadline=drain_deadline)
+            scaling = ScaleDown(
+                actors, self, operation.target, victims=operation.node_ids, drain_deadline=drain_deadline
+            )
         self._work = asyncio.create_task(scaling.run(), name=f"operation {operation.operation_id}")
         self._runner = asyncio.create_task(self._see_through(scaling, self._work, on_end))
         return operation
 
-    def cancel(self, operation_id: str) -> Operation:
+    def publish(self) -> None:
+        """Let the running operation publish its prewarmed nodes, now or as soon as there are some."""
+        self._may_publish.set()
+
+    def cancel(self, operation_id: str, reason: str = "cancelled on request") -> Operation:
         """Stop an operation and undo what it did; one that has ended, or is being undone, is left as it is.
 
         Raises:
@@ -84,7 +94,7 @@ class OperationRunner:
             return operation
         if self._work is None or not operation.allows(OperationEvent.CANCEL):
             raise LifecycleError(f"operation {operation_id} is {operation.phase}: too late to cancel it")
-        self._move(OperationEvent.CANCEL, "cancelled on request")
+        self._move(OperationEvent.CANCEL, reason)
         self._work.cancel()
         return self._book.get(operation_id)
 
@@ -98,6 +108,10 @@ class OperationRunner:
     def advance(self, event: OperationEvent) -> None:
         """Move the running operation to its next phase."""
         self._move(event)
+
+    async def wait_publish(self) -> None:
+        """Wait for ``publish``, unless the operation is not held."""
+        await self._may_publish.wait()
 
     def name_nodes(self, *node_ids: str) -> None:
         """Name the nodes that the running operation adds or removes."""

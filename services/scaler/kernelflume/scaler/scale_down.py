@@ -28,13 +28,20 @@ class ScaleDown:
     """Removes active nodes down to ``target``. Used once."""
 
     def __init__(
-        self, actors: Actors, progress: Progress, target: int, *, drain_deadline: Deadline | None
+        self,
+        actors: Actors,
+        progress: Progress,
+        target: int,
+        *,
+        victims: tuple[str, ...],
+        drain_deadline: Deadline | None,
     ) -> None:
+        """Remove ``victims``, or if there are none those that are the least trouble."""
         self._actors = actors
         self._progress = progress
         self._target = target
         self._drain_deadline = drain_deadline
-        self._victims: tuple[str, ...] = ()
+        self._victims = victims
 
     async def run(self) -> None:
         """Drain, retire, release.
@@ -53,6 +60,8 @@ class ScaleDown:
         progress.advance(OperationEvent.RELEASED)
 
     async def _choose(self) -> None:
+        if self._victims:
+            return
         actors = self._actors
         leases = {record.node_id: record for record in await actors.store.living(NodeKind.ATTENTION)}
         active = (await actors.table.read()).in_state(NodeState.ACTIVE)

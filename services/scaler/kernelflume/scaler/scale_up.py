@@ -34,7 +34,7 @@ class ScaleUp:
         self._publishing = False
 
     async def run(self) -> None:
-        """Launch, prewarm, publish.
+        """Launch, prewarm, publish when told to.
 
         Raises:
             KernelFlumeError: it did not work out; call ``roll_back``.
@@ -56,6 +56,8 @@ class ScaleUp:
             lambda snapshot: snapshot.with_event(NodeEvent.PREPARED, *self._present_ids(snapshot))
         )
         progress.advance(OperationEvent.PREPARED)
+        await first_of(progress.wait_publish(), self._watch())
+        progress.advance(OperationEvent.PUBLISH)
         self._publishing = True
         await actors.table.edit(self._published, patience_s=actors.commit_patience_s)
         progress.advance(OperationEvent.PUBLISHED)

@@ -34,10 +34,11 @@ class ScalerSettings(ServiceSettings):
     attention_nodes: int = Field(default=0, ge=0)
     """Active attention nodes wanted at the start; 0 has as many as the routing table says, or with the static
     provider as many as join."""
-    minimum_attention_nodes: int = Field(default=1, ge=1)
-    """Fewest that may be asked for; the last active node is never drained."""
-    maximum_attention_nodes: int = Field(default=16, ge=1)
-    """Most that may be asked for, or adopted: a bound on what a wrong number can cost."""
+    policy_file: Path | None = None
+    """YAML file of the scaling policy (bounds, objective, patience); read again whenever it changes. Without
+    one the number of nodes is a person's to choose, from 1 to 16."""
+    profile_file: Path | None = None
+    """Performance profile of the model, as `kernelflume profile` writes it; an SLO in the policy needs it."""
     operation_deadline_s: float = Field(default=60.0, gt=0)
     """Longest that launching and prewarming together may take before they are rolled back, unless a request
     brings its own; also the longest wait for weight nodes to let go of a retired node."""
@@ -80,16 +81,6 @@ class ScalerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.minimum_attention_nodes > self.maximum_attention_nodes:
-            raise ValueError(
-                f"minimum-attention-nodes {self.minimum_attention_nodes} is above maximum-attention-nodes "
-                f"{self.maximum_attention_nodes}"
-            )
-        bounds = range(self.minimum_attention_nodes, self.maximum_attention_nodes + 1)
-        if self.attention_nodes and self.attention_nodes not in bounds:
-            raise ValueError(
-                f"attention-nodes {self.attention_nodes} is not from {bounds.start} to {bounds.stop - 1}"
-            )
         if self.provider == "process" and not self.geometry:
             raise ValueError("geometry is required with the process provider")
         if self.retry_min_s > self.retry_max_s:

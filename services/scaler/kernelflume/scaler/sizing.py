@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kernelflume.scaler.cost import node_budget, nodes_for, step_s
+from kernelflume.scaler.cost import node_budget, nodes_for
+from kernelflume.scaler.pool_view import PendingKind
 
 if TYPE_CHECKING:
     from kernelflume.core.profile import PerformanceProfile
+    from kernelflume.scaler.pool_view import PoolView
     from kernelflume.scaler.scaling_policy import ScalingPolicy
 
 FOREVER_S = 1e9
@@ -61,55 +63,6 @@ class SizingReason(StrEnum):
     """An operation runs: it is waited for."""
     COOLDOWN = "cooldown"
     """One node less would do, but not for long enough yet."""
-
-
-class PendingKind(StrEnum):
-    """What the running operation has come to, as far as it matters here."""
-
-    GROWING = "growing"
-    """Nodes are launched, prewarmed or published."""
-    READY = "ready"
-    """Nodes are prewarmed, and wait to be published."""
-    DRAINING = "draining"
-    """Nodes drain, and can still be resumed."""
-    SHRINKING = "shrinking"
-    """Nodes are retired or released, or an operation is rolled back: past any change."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUse:
-    """One active attention node."""
-
-    node_id: str
-    capacity_tokens: int
-    held_tokens: int
-    """b_i"""
-    num_tails: int
-    """n_i: sequences that append here."""
-    growth_tokens_per_s: float
-    """n_i / T_step, summed over weight nodes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolView:
-    """All that a decision depends on, besides the policy, the profile and the memory."""
-
-    now_s: float
-    """The scaler's monotonic clock."""
-    nodes: tuple[NodeUse, ...]
-    """Active nodes."""
-    num_requests: int
-    """Running and waiting on all weight nodes."""
-    waiting_tokens: int
-    """Tokens accepted whose keys and values are not computed yet."""
-    rows: float
-    """Rows of a decode step, of the weight node with the most."""
-    pending: PendingKind | None = None
-    """The running operation."""
-    is_pending_own: bool = False
-    """True if the policy itself began it, so that it may publish or cancel it."""
-    staleness_s: float = 0.0
-    """Age that these figures may have, and the time until the next look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,19 +231,6 @@ def measure(
         horizon_s=_horizon_s(room, growth),
         prewarm_s=known_prewarm_s + view.staleness_s,
         slo_unreachable=any(budget.slo_unreachable for budget in budgets),
-    )
-
-
-def predicted_step_s(
-    view: PoolView, profile: PerformanceProfile, *, token_bytes: int, num_microbatches: int = 1
-) -> float:
-    """Predict T_step of the present pool, for weight nodes that have not measured it."""
-    most_held = max((node.held_tokens for node in view.nodes), default=0)
-    return step_s(
-        profile,
-        rows=max(1.0, view.rows),
-        most_held_bytes=most_held * token_bytes,
-        num_microbatches=num_microbatches,
     )
 
 

@@ -225,6 +225,12 @@ class EngineReport:
     exposed_wait_seconds: float
     """Time of those steps spent waiting for partials."""
     sequences: tuple[SequenceReport, ...]
+    num_waiting_tokens: int
+    """Tokens accepted whose keys and values are not computed yet, the newest of each sequence aside."""
+    decode_step_s: float
+    """Median duration of the latest steps that only decoded; 0 while there are none."""
+    num_decode_rows: int
+    """Rows of the latest such step."""
 
 
 @dataclass(frozen=True, slots=True)

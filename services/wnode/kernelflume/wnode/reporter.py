@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from statistics import median
 from typing import TYPE_CHECKING
 
 from kernelflume.wnode.messages import EngineReport, SequenceReport, StepOutput
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _REPORT_INTERVAL_S = 0.25
 _SEQUENCES_INTERVAL_S = 1.0
+_NUM_DECODE_STEPS = 16
+"""Steps whose median is reported: enough to hide one that was disturbed, few enough to follow growth."""
 
 
 class Reporter:
@@ -30,6 +34,8 @@ class Reporter:
         self._is_idle_reported = False
         self._reported_at = -_REPORT_INTERVAL_S
         self._step_seconds: list[float] = []
+        self._decode_seconds: deque[float] = deque(maxlen=_NUM_DECODE_STEPS)
+        self._num_decode_rows = 0
         self._waited_s = 0.0
         self._num_steps = 0
         self._num_restarts = 0
@@ -70,6 +76,9 @@ class Reporter:
         self._generation_tokens += num_tokens
         self._step_seconds.append(seconds)
         self._waited_s += waited_s
+        if num_rows == num_tokens:
+            self._decode_seconds.append(seconds)
+            self._num_decode_rows = num_rows
         if self._clock.now() - self._reported_at >= _REPORT_INTERVAL_S:
             self._report(scheduler, ledger)
 
@@ -77,6 +86,8 @@ class Reporter:
         """Report now and then while no step runs, at once when steps stop."""
         if not self._is_idle_reported or self._clock.now() - self._reported_at >= _SEQUENCES_INTERVAL_S:
             self._is_idle_reported = True
+            self._decode_seconds.clear()
+            self._num_decode_rows = 0
             self._report(scheduler, ledger)
 
     def _report(self, scheduler: Scheduler, ledger: Ledger) -> None:
@@ -108,5 +119,8 @@ class Reporter:
                     )
                     for sequence in sequences
                 ),
+                num_waiting_tokens=sum(max(0, sequence.num_pending - 1) for sequence in sequences),
+                decode_step_s=median(self._decode_seconds) if self._decode_seconds else 0.0,
+                num_decode_rows=self._num_decode_rows,
             )
         )

@@ -51,6 +51,9 @@ class WeightNodeSettings(ServiceSettings):
     """Longest time that connecting to an attention node may take."""
     lease_ttl_s: float = Field(default=6.0, gt=0)
     """The node counts as dead this long after its last sign of life; it renews three times as often."""
+    load_interval_s: float = Field(default=0.5, gt=0)
+    """How often the load is told with the lease: the scaler predicts from it, so it should be well below the
+    time that an attention node takes to start."""
     poll_interval_s: float = Field(default=1.0, gt=0)
     """How often the routing table is read when no notice comes."""
     doorbell_host: str = "127.0.0.1"

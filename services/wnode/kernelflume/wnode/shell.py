@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import UnavailableError
@@ -26,6 +27,8 @@ from kernelflume.wnode.messages import (
 from kernelflume.wnode.requests import RequestTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kernelflume.checkpoint.config import ModelConfig
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.ranges import SequenceRoute
@@ -132,16 +135,18 @@ class Shell:
 
     async def _hold_lease(self, address: str) -> None:
         ttl_s = self.settings.lease_ttl_s
+        routes_due_at = 0.0
         while True:
             try:
                 await self._store.renew(self._record(address), ttl_s=ttl_s)
-                if self._routes:  # tails grow without an event
+                if self._routes and time.monotonic() >= routes_due_at:  # tails grow without an event
                     await self._store.put_routes(self.name, dict(self._routes))
+                    routes_due_at = time.monotonic() + ttl_s / 3
             except UnavailableError as error:
                 logger.warning("lease not renewed: %s", error)
             self._lease_due.clear()
             try:
-                async with asyncio.timeout(ttl_s / 3):
+                async with asyncio.timeout(min(ttl_s / 3, self.settings.load_interval_s)):
                     await self._lease_due.wait()
             except TimeoutError:
                 continue
@@ -180,5 +185,14 @@ class Shell:
                 num_requests_waiting=report.num_waiting if report else 0,
                 used_tokens=report.num_tokens if report else 0,
                 num_sequences=len(self._routes),
+                waiting_tokens=report.num_waiting_tokens if report else 0,
+                tails=tuple(sorted(_tails(self._routes.values()).items())),
+                decode_step_s=report.decode_step_s if report else 0.0,
+                num_decode_rows=report.num_decode_rows if report else 0,
             ),
         )
+
+
+def _tails(routes: Iterable[SequenceRoute]) -> Counter[str]:
+    """Count the tails on each attention node."""
+    return Counter(route.tail_node_id for route in routes if route.tail_node_id is not None)

@@ -1,0 +1,104 @@
+"""Where the scaling policy comes from: a file that is read again when it changes, or the admin API.
+
+What was set last counts. A policy set over the API is kept in the store, with a digest of the file at that
+time: a scaler that takes over, or starts again, goes on with it unless the file was edited since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.scaler.scaling_policy import ScalingPolicy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernelflume.store.base import PolicyStore
+
+logger = logging.getLogger(__name__)
+
+MANUAL = ScalingPolicy(automatic=False)
+"""Without a file the number of nodes is a person's to choose."""
+
+
+class PolicySource:
+    """The policy in force and where it is from. One event loop."""
+
+    def __init__(self, path: Path | None, store: PolicyStore) -> None:
+        """Read the file, if there is one.
+
+        Raises:
+            ConfigurationError: it cannot be read, or is no policy.
+        """
+        self._path = path
+        self._store = store
+        self._text = ""
+        self._fault = ""
+        self.policy = MANUAL
+        self.origin = "default"
+        """default, api, or the file's path."""
+        if path is not None:
+            try:
+                self._text = path.read_text(encoding="utf-8")
+                self.policy = ScalingPolicy.parse(self._text)
+            except (OSError, UnicodeDecodeError, InvalidRequestError) as error:
+                raise ConfigurationError(f"policy-file: {path}: {error}") from error
+            self.origin = str(path)
+
+    async def recall(self) -> ScalingPolicy:
+        """Take up the policy that the API set, unless the file was edited since; return what is in force.
+
+        Raises:
+            UnavailableError: the store cannot be reached.
+        """
+        kept = await self._store.read_policy()
+        if kept is not None:
+            try:
+                fields = json.loads(kept)
+                policy, digest = ScalingPolicy.parse(fields["policy"]), fields["file"]
+            except (ValueError, KeyError, TypeError, InvalidRequestError) as error:
+                logger.warning("the policy kept in the store cannot be used: %s", error)
+            else:
+                if digest == self._digest():
+                    self.policy, self.origin = policy, "api"
+        return self.policy
+
+    async def set(self, text: str, *, fencing_token: int | None) -> ScalingPolicy:
+        """Put a policy in force and keep it.
+
+        Raises:
+            InvalidRequestError: it is no policy; the present one stays.
+            UnavailableError: it could not be kept; the present one stays.
+            ConflictError: another scaler leads.
+        """
+        policy = ScalingPolicy.parse(text)
+        kept = json.dumps({"policy": text, "file": self._digest()})
+        await self._store.write_policy(kept, fencing_token=fencing_token)
+        self.policy, self.origin = policy, "api"
+        return policy
+
+    def look(self) -> ScalingPolicy | None:
+        """Return the file's policy if it was edited; a bad edit is reported once and changes nothing."""
+        if self._path is None:
+            return None
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            if text == self._text:
+                self._fault = ""
+                return None
+            policy = ScalingPolicy.parse(text)
+        except (OSError, UnicodeDecodeError, InvalidRequestError) as error:
+            if str(error) != self._fault:
+                self._fault = str(error)
+                logger.warning("%s is not used, the policy stays as it was: %s", self._path, error)
+            return None
+        self._text, self._fault = text, ""
+        self.policy, self.origin = policy, str(self._path)
+        return policy
+
+    def _digest(self) -> str:
+        return hashlib.sha256(self._text.encode()).hexdigest()
