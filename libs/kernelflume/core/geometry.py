@@ -45,11 +45,6 @@ class KvGeometry:
                 )
 
     @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_query_heads // self.num_kv_heads
-
-    @property
     def query_row_bytes(self) -> int:
         """Bytes of one row's query (or partial output) in one layer."""
         return self.num_query_heads * self.head_dim * DTYPE_BYTES[self.dtype]

@@ -37,7 +37,6 @@ class Ready:
     """Kind and version of the transport, for the handshake."""
     num_pages: int
     num_threads: int
-    pool_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
