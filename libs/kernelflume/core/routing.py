@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from kernelflume.core.errors import LifecycleError, NotFoundError
+from kernelflume.core.names import node_name
 
 SCHEMA_VERSION = 1
 """History: 1 = epoch, nodes with state, address, incarnation, capacity and threshold."""
@@ -68,7 +69,7 @@ class AttentionNodeEntry:
     @property
     def name(self) -> str:
         """Transport name, unique for each start of the node."""
-        return f"{self.node_id}#{self.incarnation}"
+        return node_name(self.node_id, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernelflume.core.errors import PeerLostError
+from kernelflume.core.names import split_name
 from kernelflume.transport.base import MemoryRegion, Write
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
 from kernelflume.transport.memory import allocate
@@ -109,7 +110,7 @@ class Link:
     @property
     def node_id(self) -> str:
         """The attention node's id, without its incarnation."""
-        return self.node_name.partition("#")[0]
+        return split_name(self.node_name)[0]
 
     @property
     def num_usable_pages(self) -> int:
