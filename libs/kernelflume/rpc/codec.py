@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.handshake import Handshake
+from kernelflume.core.regions import MemoryRegion
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.rpc.v1 import common_pb2, wnode_pb2
 
@@ -56,6 +57,18 @@ def handshake_from_proto(message: common_pb2.Handshake) -> Handshake:
         protocol_version=message.protocol_version,
         layout_id=message.layout_id,
     )
+
+
+def region_to_proto(region: MemoryRegion) -> common_pb2.MemoryRegion:
+    """Encode a memory region."""
+    return common_pb2.MemoryRegion(
+        address=region.address, num_bytes=region.num_bytes, kind=region.kind, device=region.device
+    )
+
+
+def region_from_proto(message: common_pb2.MemoryRegion) -> MemoryRegion:
+    """Decode a memory region."""
+    return MemoryRegion(message.address, message.num_bytes, message.kind, message.device)
 
 
 def route_to_proto(route: SequenceRoute) -> list[common_pb2.OwnedRange]:

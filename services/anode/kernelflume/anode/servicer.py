@@ -16,9 +16,13 @@ from kernelflume.anode.control import (
 )
 from kernelflume.core.errors import InvalidRequestError, NotFoundError
 from kernelflume.core.names import split_name
-from kernelflume.rpc.codec import handshake_from_proto, handshake_to_proto
-from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, common_pb2
-from kernelflume.transport.base import MemoryRegion
+from kernelflume.rpc.codec import (
+    handshake_from_proto,
+    handshake_to_proto,
+    region_from_proto,
+    region_to_proto,
+)
+from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.transport.lanes import LaneLayout
 
 if TYPE_CHECKING:
@@ -155,15 +159,3 @@ def _checked_max_rows(limits: anode_pb2.LaneLimits) -> int:
             f"max_rows must be between 1 and {MAX_ROWS}, not {limits.max_rows}", parameter="limits.max_rows"
         )
     return limits.max_rows
-
-
-def region_from_proto(message: common_pb2.MemoryRegion) -> MemoryRegion:
-    """Decode a region."""
-    return MemoryRegion(message.address, message.num_bytes, message.kind, message.device)
-
-
-def region_to_proto(region: MemoryRegion) -> common_pb2.MemoryRegion:
-    """Encode a region."""
-    return common_pb2.MemoryRegion(
-        address=region.address, num_bytes=region.num_bytes, kind=region.kind, device=region.device
-    )

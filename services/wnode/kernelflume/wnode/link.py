@@ -9,7 +9,7 @@ import torch
 
 from kernelflume.core.errors import PeerLostError
 from kernelflume.core.names import split_name
-from kernelflume.transport.base import MemoryRegion, Write
+from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
 from kernelflume.transport.memory import allocate
 from kernelflume.transport.wire import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from kernelflume.core.regions import MemoryRegion
     from kernelflume.transport.base import Transport, WritePlan
     from kernelflume.transport.doorbell import Doorbell
     from kernelflume.wnode.messages import LinkAnswer

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.handshake import Handshake
     from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.core.regions import MemoryRegion
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.core.sampling import SamplingParameters
-    from kernelflume.transport.base import MemoryRegion
     from kernelflume.wnode.settings import WeightNodeSettings
 
 
