@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import UnavailableError
+from kernelflume.runtime.logfile import last_line
 from kernelflume.runtime.tether import tethered
-from kernelflume.scaler.providers.lastline import last_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
