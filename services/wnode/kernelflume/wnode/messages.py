@@ -76,7 +76,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Use this snapshot from the next step on; every active and draining node in it has a ready link."""
+    """Use this snapshot from the next step on; a node in it is not used before its link is ready."""
 
     snapshot: RoutingSnapshot
 
