@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 NUM_LANES = 1
 """Microbatches in flight; the step loop runs one."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 @dataclass(slots=True)
 class LinkBuffers:
@@ -179,7 +177,7 @@ class Link:
         geometry = self.layout.geometry
         return (
             torch.from_numpy(self.buffers.queries[: self.layout.query_bytes(num_rows)])
-            .view(DTYPES[geometry.dtype])
+            .view(getattr(torch, geometry.dtype))
             .view(num_rows, geometry.num_query_heads, geometry.head_dim)
         )
 
@@ -188,7 +186,7 @@ class Link:
         layout, geometry = self.layout, self.layout.geometry
         bucket = layout.buckets[layout.bucket_index(num_rows)]
         memory = torch.from_numpy(self.buffers.partials[: layout.partial_bytes(bucket)])
-        out = memory[: layout.query_bytes(num_rows)].view(DTYPES[geometry.dtype])
+        out = memory[: layout.query_bytes(num_rows)].view(getattr(torch, geometry.dtype))
         start = layout.lse_offset(bucket)
         lse = memory[start : start + num_rows * geometry.num_query_heads * 4].view(torch.float32)
         return (
@@ -202,7 +200,7 @@ class Link:
         bucket = layout.buckets[layout.bucket_index(num_rows)]
         start = slot * layout.append_slot_bytes
         memory = torch.from_numpy(self.buffers.appends[start : start + layout.append_bytes(bucket)])
-        rows = memory.view(DTYPES[geometry.kv_dtype]).view(
+        rows = memory.view(getattr(torch, geometry.kv_dtype)).view(
             geometry.num_layers, bucket, 2, geometry.num_kv_heads, geometry.head_dim
         )
         return rows[:, :num_rows]
