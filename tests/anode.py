@@ -12,13 +12,14 @@ import torch
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.tensor.partials import Partial
 from kernelflume.transport import wire
-from kernelflume.transport.base import MemoryRegion, Transport, Write
+from kernelflume.transport.base import Transport, Write
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
 from kernelflume.transport.memory import allocate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kernelflume.core.regions import MemoryRegion
     from kernelflume.transport.base import WritePlan
 
 GEOMETRY = KvGeometry(

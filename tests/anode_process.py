@@ -16,10 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kernelflume.core.handshake import Handshake
 from kernelflume.rpc.channel import open_blocking_channel
-from kernelflume.rpc.codec import handshake_to_proto
-from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, common_pb2
+from kernelflume.rpc.codec import handshake_to_proto, region_from_proto, region_to_proto
+from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.runtime.service import free_port
-from kernelflume.transport.base import MemoryRegion
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.transport.nixl import NixlTransport
 from tests.anode import GEOMETRY, WeightNode
@@ -119,10 +118,7 @@ class LinkedWeightNode(WeightNode):
             handshake=handshake_to_proto(handshake),
             transport_metadata=self.transport.metadata(),
             limits=anode_pb2.LaneLimits(num_lanes=self.num_lanes, max_rows=self.layout.max_rows),
-            partial_regions=[
-                common_pb2.MemoryRegion(address=region.address, num_bytes=region.num_bytes, kind="DRAM")
-                for region in self.partial_regions
-            ],
+            partial_regions=[region_to_proto(region) for region in self.partial_regions],
             doorbell_address=self.bell.address,
         )
 
@@ -131,8 +127,8 @@ class LinkedWeightNode(WeightNode):
         self.connect(
             response.handshake.node_name,
             response.transport_metadata,
-            [region_of(region) for region in response.query_regions],
-            [region_of(region) for region in response.append_regions],
+            [region_from_proto(region) for region in response.query_regions],
+            [region_from_proto(region) for region in response.append_regions],
         )
         self._target = parse_address(response.doorbell_address)
         return response
@@ -162,7 +158,3 @@ def weight_node(
         yield node
     finally:
         node.close()
-
-
-def region_of(message: common_pb2.MemoryRegion) -> MemoryRegion:
-    return MemoryRegion(message.address, message.num_bytes, message.kind, message.device)

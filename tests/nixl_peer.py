@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from kernelflume.transport.base import MemoryRegion, Write
+from kernelflume.transport.base import Write
 from kernelflume.transport.memory import allocate
 from kernelflume.transport.nixl import NixlTransport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kernelflume.core.regions import MemoryRegion
 
 NUM_BYTES = 1 << 20
 ANSWER_DEADLINE_S = 30.0

@@ -29,7 +29,7 @@ from kernelflume.scaler.weights import WeightNodes
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 
     from kernelflume.core.routing import NodeState, RoutingSnapshot
     from kernelflume.scaler.operation import Operation, Phase
@@ -193,9 +193,6 @@ class FakeProvider:
         if node is not None:
             await node.die()
         self.terminated.append(node_id)
-
-    async def list(self) -> Sequence[str]:
-        return list(self.nodes)
 
     async def close(self, *, grace_s: float) -> None:
         for node in self.nodes.values():

@@ -56,7 +56,8 @@ def test_a_file_may_hold_the_geometry_as_a_mapping(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--geometry", "[]"], "--geometry: geometry must be a JSON object"),
+        (["--geometry", "[]"], "--geometry: geometry is no JSON object"),
+        (["--geometry", ""], "--geometry"),
         (["--geometry", GEOMETRY_JSON.replace("float32", "int4")], "dtype 'int4'"),
         (["--geometry", GEOMETRY_JSON, "--memory", "much"], "--memory: 'much' is no size"),
         (["--geometry", GEOMETRY_JSON, "--address", "nowhere"], "--address"),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from kernelflume.core.errors import HandshakeError, LifecycleError, PeerLostError
-from kernelflume.transport.base import MemoryRegion, Notice, Write
+from kernelflume.core.regions import MemoryRegion
+from kernelflume.transport.base import Notice, Write
 from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelflume.wnode.placement import NodeRoom, PlacementReason, choose_node, rebalance, shared_tails
+from kernelflume.wnode.placement import MoveReason, NodeRoom, choose_node, rebalance, shared_tails
 
 
 def room(node_id: str, free: int, tails: int = 0) -> NodeRoom:
@@ -41,7 +41,7 @@ def test_joined_node_receives_its_share_of_tails_and_no_more() -> None:
     tails = dict.fromkeys(range(8), "a")
     moves = rebalance([room("a", 100), room("b", 100), room("c", 100)], tails, joined=frozenset({"b", "c"}))
     assert Counter(move.node_id for move in moves) in ({"b": 3, "c": 2}, {"b": 2, "c": 3})
-    assert {move.reason for move in moves} == {PlacementReason.SHARE}
+    assert {move.reason for move in moves} == {MoveReason.SHARE}
 
 
 def test_unchanged_pool_moves_nothing() -> None:
@@ -52,7 +52,7 @@ def test_unchanged_pool_moves_nothing() -> None:
 def test_tails_leave_a_node_that_is_no_longer_active() -> None:
     moves = rebalance([room("a", 100)], {1: "a", 2: "gone", 3: "gone"}, joined=frozenset())
     assert {(move.sequence_id, move.node_id) for move in moves} == {(2, "a"), (3, "a")}
-    assert {move.reason for move in moves} == {PlacementReason.NODE_NOT_ACTIVE}
+    assert {move.reason for move in moves} == {MoveReason.NODE_NOT_ACTIVE}
 
 
 def test_no_active_node_means_no_move() -> None:

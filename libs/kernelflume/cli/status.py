@@ -8,6 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from kernelflume.core.routing import NodeState
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
     from kernelflume.rpc.v1 import common_pb2, scaler_pb2
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_STATE_STYLES = {"active": "green", "draining": "yellow", "prewarming": "cyan", "ready": "cyan"}
+_STATE_STYLES: dict[str, str] = {
+    NodeState.ACTIVE: "green",
+    NodeState.DRAINING: "yellow",
+    NodeState.PREWARMING: "cyan",
+    NodeState.READY: "cyan",
+}
 
 
 def to_dict(message: Message) -> dict[str, Any]:
@@ -49,7 +56,7 @@ def render(topology: scaler_pb2.Topology) -> RenderableType:
 
 def headline(topology: scaler_pb2.Topology) -> str:
     """Return the epoch, the numbers of nodes and sequences, and the operation in progress, in one line."""
-    active = sum(node.state == "active" for node in topology.attention_nodes)
+    active = sum(node.state == NodeState.ACTIVE for node in topology.attention_nodes)
     line = (
         f"epoch {topology.epoch}: {active} of {topology.target_attention_nodes} attention nodes active, "
         f"{len(topology.weight_nodes)} weight node(s), {len(topology.sequences)} sequence(s)"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from kernelflume.cli.logfile import last_error
 from kernelflume.cli.process import ManagedProcess, log_path
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.runtime.clock import Deadline
+from kernelflume.runtime.logfile import last_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence

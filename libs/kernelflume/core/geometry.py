@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -45,11 +46,6 @@ class KvGeometry:
                 )
 
     @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_query_heads // self.num_kv_heads
-
-    @property
     def query_row_bytes(self) -> int:
         """Bytes of one row's query (or partial output) in one layer."""
         return self.num_query_heads * self.head_dim * DTYPE_BYTES[self.dtype]
@@ -79,3 +75,18 @@ class KvGeometry:
             return cls(**fields)
         except TypeError as error:
             raise ConfigurationError(f"geometry: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build from ``to_dict``'s form as JSON text.
+
+        Raises:
+            ConfigurationError: it is no JSON object, or a field is missing, unknown or out of range.
+        """
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise ConfigurationError(f"geometry is no JSON object: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigurationError("geometry is no JSON object")
+        return cls.from_dict(fields)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from kernelflume.core.errors import HandshakeError
-from kernelflume.core.geometry import KvGeometry
+
+if TYPE_CHECKING:
+    from kernelflume.core.geometry import KvGeometry
 
 PROTOCOL_VERSION = 1
 """Version of the notices in ``transport.wire``. History: 1 = query, append, free, partial, appended."""
@@ -47,19 +49,3 @@ class Handshake:
             "transport": self.transport,
         }
         return fields | {f"geometry.{name}": value for name, value in asdict(self.geometry).items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready form; ``from_dict`` reads it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """Read ``to_dict``'s form.
-
-        Raises:
-            HandshakeError: a field is missing or unknown.
-        """
-        try:
-            return cls(**{**fields, "geometry": KvGeometry.from_dict(fields["geometry"])})
-        except (KeyError, TypeError) as error:
-            raise HandshakeError(f"unreadable handshake: {error}") from error

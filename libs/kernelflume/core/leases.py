@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from kernelflume.core.names import node_name
+
 
 class NodeKind(StrEnum):
     """Services that hold a lease."""
@@ -55,7 +57,7 @@ class LeaseRecord:
     @property
     def name(self) -> str:
         """Transport name, unique for each start of the node."""
-        return f"{self.node_id}#{self.incarnation}"
+        return node_name(self.node_id, self.incarnation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready form; ``from_dict`` reads it back."""

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
 from kernelflume.core.errors import LifecycleError, NotFoundError
+from kernelflume.core.names import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +72,7 @@ class AttentionNodeEntry:
     @property
     def name(self) -> str:
         """Transport name, unique for each start of the node."""
-        return f"{self.node_id}#{self.incarnation}"
+        return node_name(self.node_id, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.handshake import Handshake
-from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
+from kernelflume.core.regions import MemoryRegion
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.rpc.v1 import common_pb2, wnode_pb2
+
+if TYPE_CHECKING:
+    from kernelflume.core.ranges import SequenceRoute
 
 
 def geometry_to_proto(geometry: KvGeometry) -> common_pb2.KvGeometry:
@@ -54,23 +59,24 @@ def handshake_from_proto(message: common_pb2.Handshake) -> Handshake:
     )
 
 
+def region_to_proto(region: MemoryRegion) -> common_pb2.MemoryRegion:
+    """Encode a memory region."""
+    return common_pb2.MemoryRegion(
+        address=region.address, num_bytes=region.num_bytes, kind=region.kind, device=region.device
+    )
+
+
+def region_from_proto(message: common_pb2.MemoryRegion) -> MemoryRegion:
+    """Decode a memory region."""
+    return MemoryRegion(message.address, message.num_bytes, message.kind, message.device)
+
+
 def route_to_proto(route: SequenceRoute) -> list[common_pb2.OwnedRange]:
     """Encode a route's ranges in order."""
     return [
         common_pb2.OwnedRange(node_id=owned.node_id, start=owned.tokens.start, end=owned.tokens.end)
         for owned in route.ranges
     ]
-
-
-def route_from_proto(messages: list[common_pb2.OwnedRange]) -> SequenceRoute:
-    """Decode a route.
-
-    Raises:
-        LifecycleError: the ranges do not cover [0, n) in order.
-    """
-    return SequenceRoute(
-        tuple(OwnedRange(message.node_id, TokenRange(message.start, message.end)) for message in messages)
-    )
 
 
 def sampling_to_proto(sampling: SamplingParameters) -> wnode_pb2.SamplingParameters:

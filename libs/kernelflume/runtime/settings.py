@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -20,6 +21,7 @@ from pydantic_settings import (
 )
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import KvGeometry
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -45,6 +47,23 @@ def parse_size(text: str | int) -> int:
 
 ByteSize = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 """A field that takes ``512MiB`` as well as a plain number of bytes."""
+
+
+def _as_json(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _check_geometry(text: str) -> str:
+    try:
+        if text:
+            KvGeometry.from_json(text)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+GeometryJson = Annotated[str, BeforeValidator(_as_json), AfterValidator(_check_geometry)]
+"""A field that holds a ``KvGeometry`` as JSON text, or is empty; a YAML file may write it as a mapping."""
 
 
 class ServiceSettings(BaseSettings):

@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryRegion:
-    """One contiguous piece of registered memory."""
-
-    address: int
-    num_bytes: int
-    kind: str = "DRAM"
-    """DRAM or VRAM."""
-    device: int = 0
+    from kernelflume.core.regions import MemoryRegion
 
 
 class Notice(NamedTuple):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import HandshakeError, LifecycleError, PeerLostError
-from kernelflume.transport.base import MemoryRegion, Notice, Write, WritePlan
+from kernelflume.core.regions import MemoryRegion
+from kernelflume.transport.base import Notice, Write, WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,8 @@ from kernelflume.core.errors import (
     PeerLostError,
     UnavailableError,
 )
-from kernelflume.transport.base import MemoryRegion, Notice, Write, WritePlan
+from kernelflume.core.regions import MemoryRegion
+from kernelflume.transport.base import Notice, Write, WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

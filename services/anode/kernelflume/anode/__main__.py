@@ -18,6 +18,7 @@ from kernelflume.anode.settings import AttentionNodeSettings
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.handshake import Handshake
 from kernelflume.core.leases import LeaseRecord, NodeKind
+from kernelflume.core.names import node_name
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
@@ -43,18 +44,18 @@ async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
         UnavailableError: the worker ended.
     """
     incarnation = new_incarnation()
-    node_name = f"{settings.node_id}#{incarnation}"
+    name = node_name(settings.node_id, incarnation)
     server = Server(settings.address, [anode_pb2.DESCRIPTOR.services_by_name["AttentionNode"].full_name])
     store = RedisStore(settings.redis_url, cluster=settings.cluster)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.push_async_callback(store.close)
-        started = await start_unless_stopped(worker_config(settings, node_name), stop)
+        started = await start_unless_stopped(worker_config(settings, name), stop)
         if started is None:
             return
         worker, ready = started
         cleanup.push_async_callback(worker.stop, timeout_s=_STOP_TIMEOUT_S)
         handshake = Handshake(
-            node_name=node_name, geometry=settings.kv_geometry, transport=ready.transport
+            node_name=name, geometry=settings.kv_geometry, transport=ready.transport
         )  # fmt: skip
         servicer = AttentionNodeServicer(worker, ready, handshake, page_tokens=settings.page_tokens)
         anode_pb2_grpc.add_AttentionNodeServicer_to_server(servicer, server.grpc_server)
@@ -78,7 +79,7 @@ async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
         cleanup.push_async_callback(presence.leave)
         logger.info(
             "ready at %s: %s, %d pages of %d tokens, %d threads, %s",
-            address, node_name, ready.num_pages, settings.page_tokens, ready.num_threads, ready.transport,
+            address, name, ready.num_pages, settings.page_tokens, ready.num_threads, ready.transport,
         )  # fmt: skip
         await run_until_stopped(presence, worker, stop)
 
@@ -126,11 +127,11 @@ async def run_until_stopped(presence: Presence, worker: WorkerProcess, stop: asy
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def worker_config(settings: AttentionNodeSettings, node_name: str) -> WorkerConfig:
+def worker_config(settings: AttentionNodeSettings, name: str) -> WorkerConfig:
     """Return what the worker is told."""
     num_cores = len(os.sched_getaffinity(0))
     return WorkerConfig(
-        node_name=node_name,
+        node_name=name,
         geometry=settings.kv_geometry,
         memory_bytes=settings.memory,
         page_tokens=settings.page_tokens,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kernelflume.core.errors import KernelFlumeError
     from kernelflume.core.geometry import KvGeometry
-    from kernelflume.transport.base import MemoryRegion
+    from kernelflume.core.regions import MemoryRegion
     from kernelflume.transport.waiter import WaitPolicy
 
 
@@ -37,7 +37,6 @@ class Ready:
     """Kind and version of the transport, for the handshake."""
     num_pages: int
     num_threads: int
-    pool_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from kernelflume.anode.control import Connected, WorkerStatistics
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.lane import NUM_STAGING
 from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError, LifecycleError, PeerLostError
+from kernelflume.core.names import split_name
 from kernelflume.runtime.clock import Deadline
 from kernelflume.tensor.partials import Partial
 from kernelflume.transport import wire
@@ -85,7 +86,7 @@ class Exchange:
 
     def replace(self, weight_node: str) -> None:
         """Drop what another start of this weight node, or the same one, had here."""
-        node_id = weight_node.partition("#")[0]
+        node_id, _ = split_name(weight_node)
         for name in [link.weight_node for link in self._links.values() if link.node_id == node_id]:
             self.drop(name, f"replaced by {weight_node}")
 

@@ -15,7 +15,8 @@ from kernelflume.transport.memory import allocate
 
 if TYPE_CHECKING:
     from kernelflume.anode.kernels import StepAttention
-    from kernelflume.transport.base import MemoryRegion, Transport
+    from kernelflume.core.regions import MemoryRegion
+    from kernelflume.transport.base import Transport
     from kernelflume.transport.lanes import LaneLayout
     from kernelflume.transport.wire import Append, Query
 

@@ -11,6 +11,7 @@ from kernelflume.anode.control import LinkStatistics
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import LaneBuffers, LaneProgress, num_lane_bytes
 from kernelflume.core.errors import HandshakeError, PeerLostError, UnavailableError
+from kernelflume.core.names import split_name
 from kernelflume.transport.doorbell import parse_address
 from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.wire import MAX_FREE
@@ -51,7 +52,7 @@ class Link:
     @property
     def node_id(self) -> str:
         """The weight node's id, without its incarnation."""
-        return self.weight_node.partition("#")[0]
+        return split_name(self.weight_node)[0]
 
     @property
     def buffer_bytes(self) -> int:

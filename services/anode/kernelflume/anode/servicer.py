@@ -15,9 +15,14 @@ from kernelflume.anode.control import (
     WorkerStatistics,
 )
 from kernelflume.core.errors import InvalidRequestError, NotFoundError
-from kernelflume.rpc.codec import handshake_from_proto, handshake_to_proto
-from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, common_pb2
-from kernelflume.transport.base import MemoryRegion
+from kernelflume.core.names import split_name
+from kernelflume.rpc.codec import (
+    handshake_from_proto,
+    handshake_to_proto,
+    region_from_proto,
+    region_to_proto,
+)
+from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.transport.lanes import LaneLayout
 
 if TYPE_CHECKING:
@@ -86,7 +91,7 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
         """Report exact figures."""
         del request, context
         statistics = await self.statistics()
-        node_id, _, incarnation = self._handshake.node_name.partition("#")
+        node_id, incarnation = split_name(self._handshake.node_name)
         return anode_pb2.AttentionStatistics(
             node_id=node_id,
             incarnation=incarnation,
@@ -119,7 +124,7 @@ def connect_order(request: anode_pb2.ConnectRequest, layout: LaneLayout) -> Conn
         InvalidRequestError: a field is out of range, or does not fit the layout that both sides compute.
     """
     name, limits = request.handshake.node_name, request.limits
-    node_id, _, incarnation = name.partition("#")
+    node_id, incarnation = split_name(name)
     if not node_id or not incarnation or len(name) > _MAX_NAME_LENGTH:
         raise InvalidRequestError(
             f"node name {name!r} is not node_id#incarnation", parameter="handshake.node_name"
@@ -154,15 +159,3 @@ def _checked_max_rows(limits: anode_pb2.LaneLimits) -> int:
             f"max_rows must be between 1 and {MAX_ROWS}, not {limits.max_rows}", parameter="limits.max_rows"
         )
     return limits.max_rows
-
-
-def region_from_proto(message: common_pb2.MemoryRegion) -> MemoryRegion:
-    """Decode a region."""
-    return MemoryRegion(message.address, message.num_bytes, message.kind, message.device)
-
-
-def region_to_proto(region: MemoryRegion) -> common_pb2.MemoryRegion:
-    """Encode a region."""
-    return common_pb2.MemoryRegion(
-        address=region.address, num_bytes=region.num_bytes, kind=region.kind, device=region.device
-    )

@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import SettingsConfigDict
 
-from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
-from kernelflume.runtime.settings import ByteSize, ServiceSettings
+from kernelflume.runtime.settings import ByteSize, GeometryJson, ServiceSettings
 from kernelflume.transport.waiter import WaitPolicy
 
 _WAIT = WaitPolicy()
-
-
-def _as_json(value: Any) -> Any:
-    """Let a YAML file write the geometry as a mapping."""
-    return json.dumps(value) if isinstance(value, dict) else value
-
-
-def _check_geometry(text: str) -> str:
-    try:
-        parse_geometry(text)
-    except ConfigurationError as error:
-        raise ValueError(str(error)) from error
-    return text
-
-
-def parse_geometry(text: str) -> KvGeometry:
-    """Read a geometry from JSON.
-
-    Raises:
-        ConfigurationError: it is no JSON object with a geometry's fields.
-    """
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"geometry is no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigurationError("geometry must be a JSON object")
-    return KvGeometry.from_dict(fields)
 
 
 class WaitSettings(BaseModel):
@@ -70,7 +38,7 @@ class AttentionNodeSettings(ServiceSettings):
     """Host that others reach this node at, where it is not the one it listens on."""
     memory: ByteSize = 512 * 1024**2
     """Size of the KV pool. Lanes and scratch come on top, a few dozen MiB for each weight node."""
-    geometry: Annotated[str, BeforeValidator(_as_json), AfterValidator(_check_geometry)]
+    geometry: GeometryJson = Field(min_length=1)
     """Shape of the model's keys and values as a JSON object: model_id, model_revision, num_layers,
     num_query_heads, num_kv_heads, head_dim, dtype, kv_dtype."""
     page_tokens: int = Field(default=64, ge=1, le=65536)
@@ -97,7 +65,7 @@ class AttentionNodeSettings(ServiceSettings):
     @property
     def kv_geometry(self) -> KvGeometry:
         """The geometry as a value."""
-        return parse_geometry(self.geometry)
+        return KvGeometry.from_json(self.geometry)
 
     @property
     def wait_policy(self) -> WaitPolicy:

@@ -176,7 +176,6 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
             transport=transport.kind,
             num_pages=pool.allocator.num_pages,
             num_threads=torch.get_num_threads(),
-            pool_bytes=pool.num_bytes,
         )
     )
     return worker

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 from kernelflume.core.errors import KernelFlumeError, OverloadedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from kernelflume.router.metrics import RouterMetrics
 
 _RETRY_AFTER_S = 1.0
@@ -94,9 +92,7 @@ class Admission:
 
     def fail_all(self, error: KernelFlumeError) -> int:
         """End all work in progress with an error; return how many there were."""
-        works: Iterable[Failable] = [slot.work for slot in self._slots if slot.work is not None]
-        num_failed = 0
+        works = [slot.work for slot in self._slots if slot.work is not None]
         for work in works:
             work.fail(error)
-            num_failed += 1
-        return num_failed
+        return len(works)

@@ -149,7 +149,8 @@ class Generation:
                     self._observer.received(num_tokens, now - last)
                 last = now
                 if event.finish_reason:
-                    finished = self._finish(event)
+                    finished = True
+                    self._finish(event)
                 self._started.set()
                 self._arrived.set()
             if not finished and self._error is None:
@@ -160,14 +161,13 @@ class Generation:
             # Cancelled by close(), or the channel was closed under the call.
             self._error = self._error or UnavailableError("the call to the weight node was cancelled")
 
-    def _finish(self, event: wnode_pb2.GenerateEvent) -> bool:
+    def _finish(self, event: wnode_pb2.GenerateEvent) -> None:
         if event.finish_reason not in {FinishReason.STOP, FinishReason.LENGTH}:
             self._error = UnavailableError("the weight node gave the request up")
-            return True
+            return
         self._finish_reason = FinishReason(event.finish_reason)
         if event.HasField("stop_token_id"):
             self._stop_token_id = event.stop_token_id
-        return True
 
     def _end(self, reader: asyncio.Task[None], on_end: Callable[[], None]) -> None:
         failure = None if reader.cancelled() else reader.exception()

@@ -115,11 +115,6 @@ class Tokenizer:
             template_tokens={name: text for name, text in tokens.items() if text is not None},
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        """True for a chat model."""
-        return self._chat_template is not None
-
     async def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:
         """Return the ids of a text.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SERVICE_NAME = "kernelflume.rpc.v1.WeightNode"
+_SERVICE_NAME = wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name
 _PROBE_TIMEOUT_S = 2.0
 
 
@@ -97,7 +97,7 @@ class WeightNode:
 
     async def _ask(self, revision: str | None) -> str | None:
         health = await self._health.Check(
-            health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=_PROBE_TIMEOUT_S
+            health_pb2.HealthCheckRequest(service=_SERVICE_NAME), timeout=_PROBE_TIMEOUT_S
         )
         if health.status != health_pb2.HealthCheckResponse.SERVING:
             return "it says that it is not serving"

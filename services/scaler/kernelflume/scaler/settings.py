@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
-from kernelflume.runtime.settings import ByteSize, ServiceSettings
-
-
-def _as_json(value: Any) -> Any:
-    """Let a YAML file write the geometry as a mapping."""
-    return json.dumps(value) if isinstance(value, dict) else value
+from kernelflume.runtime.settings import ByteSize, GeometryJson, ServiceSettings
 
 
 class ScalerSettings(ServiceSettings):
@@ -63,7 +56,7 @@ class ScalerSettings(ServiceSettings):
     others start."""
     attention_node_memory: ByteSize = 512 * 1024**2
     """Size of each node's KV pool (process provider)."""
-    geometry: Annotated[str, BeforeValidator(_as_json)] = ""
+    geometry: GeometryJson = ""
     """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process provider
     passes it on; the topology shows what a token takes."""
     log_dir: Path = Path("logs")
@@ -85,24 +78,8 @@ class ScalerSettings(ServiceSettings):
             raise ValueError("geometry is required with the process provider")
         if self.retry_min_s > self.retry_max_s:
             raise ValueError(f"retry-min-s {self.retry_min_s:g} is above retry-max-s {self.retry_max_s:g}")
-        self.kv_geometry()
         return self
 
     def kv_geometry(self) -> KvGeometry | None:
-        """Return the geometry, or None when none is set.
-
-        Raises:
-            ValueError: it is no JSON object of a geometry.
-        """
-        if not self.geometry:
-            return None
-        try:
-            fields = json.loads(self.geometry)
-        except ValueError as error:
-            raise ValueError(f"geometry is no JSON object: {error}") from error
-        if not isinstance(fields, dict):
-            raise ValueError("geometry is no JSON object")  # noqa: TRY004 - pydantic reports ValueError
-        try:
-            return KvGeometry.from_dict(fields)
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from error
+        """Return the geometry, or None when none is set."""
+        return KvGeometry.from_json(self.geometry) if self.geometry else None

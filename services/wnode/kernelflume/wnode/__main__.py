@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.core.names import node_name
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import new_incarnation, run
@@ -50,7 +51,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
     engine = EngineClient(
         EngineArguments(
             settings=settings,
-            name=f"{settings.node_id}#{incarnation}",
+            name=node_name(settings.node_id, incarnation),
             geometry=geometry,
             max_model_len=max_model_len,
             parent_pid=os.getpid(),

@@ -31,7 +31,6 @@ class SelfAttention:
             num_kv_heads: KV heads, a divisor of the query heads.
             head_dim: width of a head.
         """
-        self._num_rows = sum(row_counts)
         self._group = num_query_heads // num_kv_heads
         self._scale = head_dim**-0.5
         self._chunks: list[tuple[int, int]] = []

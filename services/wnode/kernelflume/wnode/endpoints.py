@@ -12,10 +12,14 @@ import grpc
 
 from kernelflume.core.errors import DeadlineError, LifecycleError, UnavailableError
 from kernelflume.rpc.channel import open_channel
-from kernelflume.rpc.codec import handshake_from_proto, handshake_to_proto
+from kernelflume.rpc.codec import (
+    handshake_from_proto,
+    handshake_to_proto,
+    region_from_proto,
+    region_to_proto,
+)
 from kernelflume.rpc.status import error_of
-from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, common_pb2
-from kernelflume.transport.base import MemoryRegion
+from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.wnode.messages import (
     CloseLink,
     CompleteLink,
@@ -29,7 +33,7 @@ from kernelflume.wnode.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kernelflume.wnode.messages import Command
 
@@ -139,7 +143,7 @@ class Endpoints:
             handshake=handshake_to_proto(offer.handshake),
             transport_metadata=offer.metadata,
             limits=anode_pb2.LaneLimits(num_lanes=offer.num_lanes, max_rows=offer.max_rows),
-            partial_regions=[_region_to_proto(region) for region in offer.partial_regions],
+            partial_regions=[region_to_proto(region) for region in offer.partial_regions],
             doorbell_address=offer.doorbell_address,
         )
         async with open_channel(address) as channel:
@@ -152,8 +156,8 @@ class Endpoints:
         return LinkAnswer(
             handshake=handshake_from_proto(reply.handshake),
             metadata=reply.transport_metadata,
-            query_regions=_regions_from_proto(reply.query_regions),
-            append_regions=_regions_from_proto(reply.append_regions),
+            query_regions=tuple(map(region_from_proto, reply.query_regions)),
+            append_regions=tuple(map(region_from_proto, reply.append_regions)),
             page_tokens=reply.page_tokens,
             num_pages=reply.num_pages,
             num_free_pages=reply.num_free_pages,
@@ -169,15 +173,3 @@ class Endpoints:
             except grpc.aio.AioRpcError as error:
                 # It is leaving; if it is gone already, there is nothing to free.
                 logger.info("attention node %s did not answer the good-bye: %s", node_name, error.details())
-
-
-def _region_to_proto(region: MemoryRegion) -> common_pb2.MemoryRegion:
-    return common_pb2.MemoryRegion(
-        address=region.address, num_bytes=region.num_bytes, kind=region.kind, device=region.device
-    )
-
-
-def _regions_from_proto(messages: Sequence[common_pb2.MemoryRegion]) -> tuple[MemoryRegion, ...]:
-    return tuple(
-        MemoryRegion(message.address, message.num_bytes, message.kind, message.device) for message in messages
-    )

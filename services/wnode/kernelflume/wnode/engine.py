@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernelflume.core.errors import PeerLostError
+from kernelflume.core.names import split_name
 from kernelflume.core.sampling import FinishReason
 from kernelflume.wnode.attention import SelfAttention
 from kernelflume.wnode.exchange import StepExchange
@@ -313,7 +314,7 @@ class Engine:
 
     def _lose(self, loss: PeerLostError) -> None:
         """Drop a node that is gone and recompute the sequences that had ranges there, and only those."""
-        node_id = loss.peer.partition("#")[0]
+        node_id = split_name(loss.peer)[0]
         link = self._links.of_node(node_id)
         if link is not None:
             self._links.close(link.node_name)

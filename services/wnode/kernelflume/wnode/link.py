@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernelflume.core.errors import PeerLostError
-from kernelflume.transport.base import MemoryRegion, Write
+from kernelflume.core.names import split_name
+from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
 from kernelflume.transport.memory import allocate
 from kernelflume.transport.wire import (
@@ -29,14 +30,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from kernelflume.core.regions import MemoryRegion
     from kernelflume.transport.base import Transport, WritePlan
     from kernelflume.transport.doorbell import Doorbell
     from kernelflume.wnode.messages import LinkAnswer
 
 NUM_LANES = 1
 """Microbatches in flight; the step loop runs one."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Link:
     @property
     def node_id(self) -> str:
         """The attention node's id, without its incarnation."""
-        return self.node_name.partition("#")[0]
+        return split_name(self.node_name)[0]
 
     @property
     def num_usable_pages(self) -> int:
@@ -177,7 +177,7 @@ class Link:
         geometry = self.layout.geometry
         return (
             torch.from_numpy(self.buffers.queries[: self.layout.query_bytes(num_rows)])
-            .view(DTYPES[geometry.dtype])
+            .view(getattr(torch, geometry.dtype))
             .view(num_rows, geometry.num_query_heads, geometry.head_dim)
         )
 
@@ -186,7 +186,7 @@ class Link:
         layout, geometry = self.layout, self.layout.geometry
         bucket = layout.buckets[layout.bucket_index(num_rows)]
         memory = torch.from_numpy(self.buffers.partials[: layout.partial_bytes(bucket)])
-        out = memory[: layout.query_bytes(num_rows)].view(DTYPES[geometry.dtype])
+        out = memory[: layout.query_bytes(num_rows)].view(getattr(torch, geometry.dtype))
         start = layout.lse_offset(bucket)
         lse = memory[start : start + num_rows * geometry.num_query_heads * 4].view(torch.float32)
         return (
@@ -200,7 +200,7 @@ class Link:
         bucket = layout.buckets[layout.bucket_index(num_rows)]
         start = slot * layout.append_slot_bytes
         memory = torch.from_numpy(self.buffers.appends[start : start + layout.append_bytes(bucket)])
-        rows = memory.view(DTYPES[geometry.kv_dtype]).view(
+        rows = memory.view(getattr(torch, geometry.kv_dtype)).view(
             geometry.num_layers, bucket, 2, geometry.num_kv_heads, geometry.head_dim
         )
         return rows[:, :num_rows]

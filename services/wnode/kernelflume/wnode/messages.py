@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.handshake import Handshake
     from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.core.regions import MemoryRegion
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.core.sampling import SamplingParameters
-    from kernelflume.transport.base import MemoryRegion
     from kernelflume.wnode.settings import WeightNodeSettings
 
 
@@ -76,7 +76,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Use this snapshot from the next step on; every active and draining node in it has a ready link."""
+    """Use this snapshot from the next step on; a node in it is not used before its link is ready."""
 
     snapshot: RoutingSnapshot
 

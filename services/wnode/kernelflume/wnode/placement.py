@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class PlacementReason(StrEnum):
-    """Why a tail is where it is."""
+class MoveReason(StrEnum):
+    """Why a running sequence's tail moves."""
 
-    NEW_SEQUENCE = "new_sequence"
-    RANGE_LIMIT = "range_limit"
-    NODE_FULL = "node_full"
     NODE_NOT_ACTIVE = "node_not_active"
+    """Its node drains or left the table."""
     SHARE = "share"
+    """A node that joined gets its share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class TailMove:
 
     sequence_id: int
     node_id: str
-    reason: PlacementReason
+    reason: MoveReason
 
 
 def choose_node(nodes: Sequence[NodeRoom], num_pages: int, *, avoid: str | None = None) -> str | None:
@@ -107,9 +106,7 @@ def rebalance(
     for sequence_id in homeless:
         target = lacking(list(held))
         held[target].append(sequence_id)
-        moves.append(
-            TailMove(sequence_id=sequence_id, node_id=target, reason=PlacementReason.NODE_NOT_ACTIVE)
-        )
+        moves.append(TailMove(sequence_id=sequence_id, node_id=target, reason=MoveReason.NODE_NOT_ACTIVE))
     newcomers = [node_id for node_id in held if node_id in joined]
     settled = [node_id for node_id in held if node_id not in joined]
     while newcomers and settled:
@@ -119,5 +116,5 @@ def rebalance(
             break
         sequence_id = held[source].pop()
         held[target].append(sequence_id)
-        moves.append(TailMove(sequence_id=sequence_id, node_id=target, reason=PlacementReason.SHARE))
+        moves.append(TailMove(sequence_id=sequence_id, node_id=target, reason=MoveReason.SHARE))
     return moves

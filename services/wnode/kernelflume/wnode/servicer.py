@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from kernelflume.core.names import node_name
 from kernelflume.rpc.codec import geometry_to_proto, route_to_proto, sampling_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
@@ -73,7 +74,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         """Connect to an attention node before it is published."""
         del context
         times = await self._shell.endpoints.prepare(
-            f"{request.node_id}#{request.incarnation}", request.address
+            node_name(request.node_id, request.incarnation), request.address
         )
         return wnode_pb2.PrepareEndpointResponse(connect_seconds=times.connect_s, warm_seconds=times.warm_s)
 
@@ -82,7 +83,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
     ) -> wnode_pb2.ReleaseEndpointResponse:
         """Forget an attention node that left the table."""
         del context
-        await self._shell.endpoints.release(f"{request.node_id}#{request.incarnation}")
+        await self._shell.endpoints.release(node_name(request.node_id, request.incarnation))
         return wnode_pb2.ReleaseEndpointResponse()
 
     async def ListSequences(

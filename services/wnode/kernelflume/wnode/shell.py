@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
+from kernelflume.core.names import node_name
 from kernelflume.wnode.endpoints import Endpoints
 from kernelflume.wnode.membership import MembershipFollower
 from kernelflume.wnode.messages import (
@@ -84,7 +85,7 @@ class Shell:
     @property
     def name(self) -> str:
         """node_id#incarnation."""
-        return f"{self.settings.node_id}#{self._incarnation}"
+        return node_name(self.settings.node_id, self._incarnation)
 
     def deliver(self, event: Event) -> None:
         """Take in one event of the engine."""

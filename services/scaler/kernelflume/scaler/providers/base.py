@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
 
 class Provider(Protocol):
@@ -39,10 +39,6 @@ class Provider(Protocol):
 
         A node that is not this provider's, or has ended, is no error.
         """
-        ...
-
-    async def list(self) -> Sequence[str]:
-        """Return the ids of the nodes that were launched and not terminated, in order of launch."""
         ...
 
     async def close(self, *, grace_s: float) -> None:

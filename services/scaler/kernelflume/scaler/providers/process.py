@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import UnavailableError
+from kernelflume.runtime.logfile import last_line
 from kernelflume.runtime.tether import tethered
-from kernelflume.scaler.providers.lastline import last_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -98,10 +98,6 @@ class ProcessProvider:
                 child.process.kill()
             await asyncio.shield(child.exited)
         self._children.pop(node_id, None)
-
-    async def list(self) -> Sequence[str]:
-        """Return the nodes that were launched and not terminated."""
-        return list(self._children)
 
     async def close(self, *, grace_s: float) -> None:
         """End all processes at the same time."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.leases import NodeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from kernelflume.store.base import LeaseStore
 
@@ -20,7 +20,6 @@ class StaticProvider:
 
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
-        self._adopted: dict[str, None] = {}
 
     @property
     def adopts(self) -> bool:
@@ -32,7 +31,6 @@ class StaticProvider:
         while True:
             for record in await self._store.living(NodeKind.ATTENTION):
                 if record.node_id not in taken:
-                    self._adopted[record.node_id] = None
                     return record.node_id
             await asyncio.sleep(_POLL_INTERVAL_S)
 
@@ -40,14 +38,8 @@ class StaticProvider:
         """Return nothing: only the lease tells that such a node has ended."""
         return {}
 
-    async def terminate(self, node_id: str, *, grace_s: float) -> None:  # noqa: ARG002 - the seam's signature
-        """Let go of a node; it runs on and may be adopted again."""
-        self._adopted.pop(node_id, None)
+    async def terminate(self, node_id: str, *, grace_s: float) -> None:
+        """Do nothing: the node runs on and may be adopted again."""
 
-    async def list(self) -> Sequence[str]:
-        """Return the adopted nodes."""
-        return list(self._adopted)
-
-    async def close(self, *, grace_s: float) -> None:  # noqa: ARG002 - the seam's signature
-        """Let go of all nodes; they run on."""
-        self._adopted.clear()
+    async def close(self, *, grace_s: float) -> None:
+        """Do nothing: the nodes run on."""
