@@ -69,11 +69,7 @@ def test_a_kernel_that_runs_here_is_chosen(name: str) -> None:
     assert isinstance(choose_kernel(name, num_kv_heads=2), TorchKernel)
 
 
-def test_flashinfer_is_refused_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelflume.anode.kernels.find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match=r"kernelflume\[gpu\]"):
-        choose_kernel("flashinfer", num_kv_heads=2)
-    monkeypatch.setattr("kernelflume.anode.kernels.find_spec", lambda _: object())
+def test_flashinfer_is_refused_with_what_it_needs() -> None:
     with pytest.raises(ConfigurationError, match="GPU memory"):
         choose_kernel("flashinfer", num_kv_heads=2)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from kernelflume.anode.settings import AttentionNodeSettings
 from kernelflume.cli.main import app
+from kernelflume.cli.services import SERVICES
 from kernelflume.router.settings import RouterSettings
 from kernelflume.runtime.settings import ServiceSettings, load
 from kernelflume.scaler.settings import ScalerSettings
@@ -116,7 +117,8 @@ def test_compose_has_a_health_check_to_wait_for_and_images_that_exist() -> None:
 
 def test_the_readme_s_commands_exist() -> None:
     text = (ROOT / "README.md").read_text()
-    for line in re.findall(r"^(?:\.venv/bin/)?kernelflume (\w+)", text, re.MULTILINE):
-        assert CliRunner().invoke(app, [line, "--help"]).exit_code == 0, line
+    for name in re.findall(r"^(?:\.venv/bin/)?kernelflume (\w+)", text, re.MULTILINE):
+        # A service takes the place of the process that starts it, which would be this one.
+        assert name in SERVICES or CliRunner().invoke(app, [name, "--help"]).exit_code == 0, name
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"`?make ([a-z]+)", text)) <= set(targets)

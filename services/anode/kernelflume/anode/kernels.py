@@ -6,7 +6,6 @@ Planned once a step, run once a layer. Every token held is older than every row,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -63,8 +62,6 @@ def choose_kernel(name: str, *, num_kv_heads: int) -> AttentionKernel:
     if name not in KERNEL_NAMES:
         raise ConfigurationError(f"kernel: {name!r} is not one of {', '.join(KERNEL_NAMES)}")
     if name == "flashinfer":
-        if find_spec("flashinfer") is None:
-            raise ConfigurationError("kernel: flashinfer needs `pip install 'kernelflume[gpu]'`")
         raise ConfigurationError("kernel: flashinfer attends in GPU memory; this node's pool is host memory")
     return TorchKernel(num_kv_heads)
 

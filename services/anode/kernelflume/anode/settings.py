@@ -46,7 +46,8 @@ class AttentionNodeSettings(ServiceSettings):
     threads: int = Field(default=0, ge=0)
     """Threads of the attention kernel; 0 takes half of the cores, as a weight node usually runs beside."""
     kernel: str = Field(default="auto", pattern="^(auto|torch|flashinfer)$")
-    """Attention kernel; auto takes the best that runs here."""
+    """Attention kernel; auto takes the best that runs here. flashinfer needs a pool in GPU memory, which is
+    not there yet."""
     transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
     """`peer` notices a dead weight node at the next post; `none` is faster on one host, where a dead process
     is noticed by its closed doorbell; of a dead host only its lease tells. All nodes need the same."""

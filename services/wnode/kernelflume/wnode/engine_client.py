@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,8 @@ class EngineClient:
 
 
 def _run_engine(connection: Connection, arguments: EngineArguments) -> None:
+    # A Ctrl-C reaches every process of the terminal; the shell ends this one in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from kernelflume.wnode.engine_process import run_engine  # noqa: PLC0415 - torch stays out of the shell
 
     run_engine(connection, arguments)
