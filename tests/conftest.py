@@ -1,5 +1,11 @@
-"""Fixtures that all tests share."""
+"""Fixtures and settings that all tests share."""
+
+from hypothesis import settings
 
 from tests.valkey import valkey, valkey_url
 
 __all__ = ["valkey", "valkey_url"]
+
+# A busy machine may take any time for an example; none is failed for it.
+settings.register_profile("kernelflume", deadline=None)
+settings.load_profile("kernelflume")

@@ -112,6 +112,8 @@ class FakeWeightNode(_Node):
     def __init__(self, node_id: str, store: RoutingStore) -> None:
         super().__init__(NodeKind.WEIGHT, node_id, store)
         self.adopts = True
+        self.extra: dict[str, Any] = {}
+        """Further figures of its load."""
         self.hangs = False
         self.prepare_failure: tuple[grpc.StatusCode, str] | None = None
         self.release_refusal: str | None = None
@@ -125,7 +127,7 @@ class FakeWeightNode(_Node):
             snapshot = await self.store.read()
             if not self.seen or snapshot.epoch > self.seen[-1].epoch:
                 self.seen.append(snapshot)
-            self.load = NodeLoad(adopted_epoch=self.seen[-1].epoch)
+            self.load = NodeLoad(adopted_epoch=self.seen[-1].epoch, **self.extra)
         await super().beat()
 
 

@@ -85,10 +85,9 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestPool.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_freeing_everything_leaves_one_gap(data: st.DataObject) -> None:
     allocator = PageAllocator(20)

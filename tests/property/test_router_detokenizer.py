@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.router_parts import byte_level_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -60,7 +60,6 @@ def feed_all(detokenizer: Detokenizer, token_ids: Sequence[int], step: int) -> l
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data(), skip=st.booleans(), step=st.integers(1, 3))
-@settings(deadline=None)
 def test_any_ids_decode_as_all_at_once(name: str, data: st.DataObject, skip: bool, step: int) -> None:
     tokenizer = TOKENIZERS[name]
     # Some ids past the end: a model's vocabulary is often padded.
@@ -75,7 +74,6 @@ def test_any_ids_decode_as_all_at_once(name: str, data: st.DataObject, skip: boo
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=st.text(max_size=40) | st.sampled_from(["日本語 😀👩‍👩‍👧 é", "  a  b ", "Hello a", "👩🏽‍💻"]))
-@settings(deadline=None)
 def test_any_text_comes_in_whole_characters(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids

@@ -98,4 +98,4 @@ class CompetingWriters(RuleBasedStateMachine):
 
 
 TestCompetingWriters = CompetingWriters.TestCase
-TestCompetingWriters.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestCompetingWriters.settings = settings(max_examples=40, stateful_step_count=30)

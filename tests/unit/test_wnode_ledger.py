@@ -114,6 +114,32 @@ def test_draining_node_keeps_its_ranges_and_gets_no_token_more() -> None:
     assert spans(sequence) == [("a", 0, 4), ("b", 4, 6)]
 
 
+def test_node_at_its_threshold_is_left_while_another_is_below_its_own() -> None:
+    links = FakeLink("a", num_usable_pages=100), FakeLink("b", num_usable_pages=100)
+    ledger, sequence = make_ledger(*links), make_sequence(100)
+    sequence.sequence_id = 1
+    ledger.adopt(AdoptedTable(2, ("a", "b"), frozenset({"a", "b"}), {"a": 8, "b": 12}))
+    ledger.begin_step([])
+    store(ledger, sequence, 30)
+    assert {node_id: sequence.route.num_tokens_on(node_id) for node_id in ("a", "b")} in (
+        {"a": 18, "b": 12},  # beyond both thresholds it goes on where it is
+        {"a": 8, "b": 22},
+    )
+    assert len(spans(sequence)) == 2
+
+
+def test_nodes_beyond_their_thresholds_are_filled_up() -> None:
+    ledger, sequence = make_ledger(FakeLink("a", num_pages=3, num_usable_pages=3)), make_sequence(100)
+    sequence.sequence_id = 1
+    ledger.adopt(AdoptedTable(2, ("a",), frozenset({"a"}), {"a": 4}))
+    ledger.begin_step([])
+    store(ledger, sequence, 12)
+    assert spans(sequence) == [("a", 0, 12)]
+    ledger.begin_step([sequence])
+    ledger.links.of_node("a").num_usable_pages = 0  # type: ignore[union-attr, misc]
+    assert ledger.place(sequence, 1) is None
+
+
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=12),
     st.integers(0, 7),

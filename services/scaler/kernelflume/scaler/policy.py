@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.routing import NodeState
 from kernelflume.scaler.pool_view import pool_view
-from kernelflume.scaler.sizing import Sizing, SizingAction, SizingState, size
+from kernelflume.scaler.sizing import Sizing, SizingAction, SizingReason, SizingState, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kernelflume.scaler.operation import Operation
     from kernelflume.scaler.pool_view import PoolView
     from kernelflume.scaler.scaling_policy import ScalingPolicy
-    from kernelflume.scaler.sizing import SizingReason
 
 
 _THRESHOLD_STEP = 0.05
@@ -171,7 +170,9 @@ def decide(
     if observation.now_s < state.retry_at_s:
         return decision, state
     if sizing is not None and sizing.action is SizingAction.SCALE:
-        state = replace(state, target=sizing.target)
+        # At the start, and after losses, as many are wanted as were before, if those are more.
+        before = state.target or 0 if sizing.reason is SizingReason.MINIMUM else 0
+        state = replace(state, target=max(sizing.target, before))
     scale_to, reason = _wanted(observation, state, settings)
     if scale_to == observation.num_in_state(NodeState.ACTIVE):
         return decision, state

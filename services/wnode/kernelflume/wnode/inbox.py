@@ -139,6 +139,10 @@ class CommandThread:
 
 def build_table(snapshot: RoutingSnapshot) -> AdoptedTable:
     """Reduce a snapshot to what the step loop reads."""
-    active = tuple(node.node_id for node in snapshot.in_state(NodeState.ACTIVE))
+    nodes = snapshot.in_state(NodeState.ACTIVE)
+    active = tuple(node.node_id for node in nodes)
     draining = (node.node_id for node in snapshot.in_state(NodeState.DRAINING))
-    return AdoptedTable(snapshot.epoch, active, frozenset((*active, *draining)))
+    thresholds = {
+        node.node_id: node.threshold_tokens for node in nodes if node.threshold_tokens < node.capacity_tokens
+    }
+    return AdoptedTable(snapshot.epoch, active, frozenset((*active, *draining)), thresholds)

@@ -12,7 +12,7 @@ from kernelflume.wnode.batch import KvWrite
 from kernelflume.wnode.placement import NodeRoom, TailMove, choose_node, rebalance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.wnode.links import LinkTable
@@ -28,6 +28,9 @@ class AdoptedTable:
     """Nodes that may receive new ranges."""
     known: frozenset[str] = frozenset()
     """Nodes that may hold ranges: active and draining."""
+    thresholds: Mapping[str, int] = field(default_factory=dict)
+    """Tokens up to which an active node is filled while another one is below its own (C_thresh); a node that
+    is not named is filled up."""
 
 
 @dataclass(slots=True)
@@ -147,11 +150,25 @@ class Ledger:
         """Drop what is remembered of a sequence that ended or restarts."""
         self._moves.pop(sequence_id, None)
 
+    def _pages_below_threshold(self, node_id: str) -> int:
+        link = self.links.of_node(node_id)
+        if link is None:
+            return 0
+        threshold = self.table.thresholds.get(node_id)
+        reserve = 0 if threshold is None else link.num_pages - threshold // link.page_tokens
+        return self.usable_pages(node_id) - max(0, reserve)
+
+    def _pages(self, node_id: str) -> int:
+        """Pages that a node may be given: below its threshold until every active node has reached its own."""
+        if any(self._pages_below_threshold(other) > 0 for other in self.table.active):
+            return max(0, self._pages_below_threshold(node_id))
+        return max(0, self.usable_pages(node_id))
+
     def _rooms(self) -> list[NodeRoom]:
         return [
             NodeRoom(
                 node_id=node_id,
-                num_free_pages=max(0, self.usable_pages(node_id)),
+                num_free_pages=self._pages(node_id),
                 num_tails=self._tails.get(node_id, 0),
             )
             for node_id in self.table.active
@@ -174,7 +191,7 @@ class Ledger:
         if link is None:
             return 0
         in_last_page = -held.get(node_id, 0) % link.page_tokens
-        return in_last_page + max(0, self.usable_pages(node_id)) * link.page_tokens
+        return in_last_page + self._pages(node_id) * link.page_tokens
 
     def _promise(self, node_id: str, held: dict[str, int], num_rows: int, *, opens: bool) -> KvWrite:
         link = self.links.of_node(node_id)
