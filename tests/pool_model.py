@@ -48,6 +48,7 @@ class PoolModel:
     state: SizingState = field(default_factory=SizingState)
     changes: list[tuple[float, int, str]] = field(default_factory=list)
     """(time, nodes, reason) of each change that was begun."""
+    inputs: list[tuple[PoolView, SizingState]] = field(default_factory=list)
     decisions: list[Sizing] = field(default_factory=list)
     overfull_s: float = 0.0
     """Time for which the load did not fit the capacity."""
@@ -67,9 +68,9 @@ class PoolModel:
         if load.held_tokens > self.num_nodes * self.capacity_tokens:
             self.overfull_s += LOOK_S
         self._proceed()
-        sizing, self.state = size(
-            self.view(load), self.state, self.policy, profile=None, token_bytes=TOKEN_BYTES
-        )
+        view = self.view(load)
+        self.inputs.append((view, self.state))
+        sizing, self.state = size(view, self.state, self.policy, profile=None, token_bytes=TOKEN_BYTES)
         self.decisions.append(sizing)
         if sizing.action is SizingAction.SCALE:
             assert sizing.target != self.num_nodes

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def load(rig: Rig, *, held: int, tokens_per_s: float = 0.0, waiting: int = 0) -> None:
     """Have every attention node hold ``held`` tokens, and the weight node grow on the first."""
     for node in rig.provider.nodes.values():
-        node.load = NodeLoad(capacity_tokens=1000, used_tokens=held)
+        node.load = NodeLoad(capacity_tokens=1000, used_tokens=held, reserved_tokens=held)
     tails = (("a-1", 10),) if tokens_per_s else ()
     rig.weights[0].extra = {
         "tails": tails,

@@ -31,6 +31,8 @@ class NodeLoad:
     """Attention node: tokens its pool can hold."""
     used_tokens: int = 0
     """Attention node: tokens held. Weight node: tokens of its running sequences."""
+    reserved_tokens: int = 0
+    """Attention node: tokens that the pages in use have room for, filled or not."""
     num_sequences: int = 0
     """Attention node: sequences with at least one token here."""
     waiting_tokens: int = 0

@@ -64,6 +64,7 @@ class Presence:
         load = NodeLoad(
             capacity_tokens=statistics.num_pages * self._page_tokens,
             used_tokens=statistics.num_tokens,
+            reserved_tokens=(statistics.num_pages - statistics.num_free_pages) * self._page_tokens,
             num_sequences=sum(link.num_sequences for link in statistics.links),
         )
         living: set[str] | None = None

@@ -37,7 +37,7 @@ class NodeUse:
     node_id: str
     capacity_tokens: int
     held_tokens: int
-    """b_i"""
+    """b_i: what the pages in use have room for, as a page belongs to one sequence."""
     num_tails: int
     """n_i: sequences that append here."""
     growth_tokens_per_s: float
@@ -93,7 +93,7 @@ def pool_view(
     """
     active = observation.snapshot.in_state(NodeState.ACTIVE)
     held = {
-        entry.node_id: observation.attention[entry.node_id].load.used_tokens
+        entry.node_id: observation.attention[entry.node_id].load.reserved_tokens
         for entry in active
         if observation.is_alive(entry)
     }
