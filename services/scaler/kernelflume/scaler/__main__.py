@@ -29,6 +29,7 @@ from kernelflume.scaler.metrics import ScalerMetrics
 from kernelflume.scaler.policy import PolicySettings
 from kernelflume.scaler.policy_source import PolicySource
 from kernelflume.scaler.providers.process import ProcessProvider
+from kernelflume.scaler.providers.standby import StandbyProvider
 from kernelflume.scaler.providers.static import StaticProvider
 from kernelflume.scaler.servicer import ScalerAdminServicer
 from kernelflume.scaler.settings import ScalerSettings
@@ -118,7 +119,10 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             await leadership.acquire(record, contact_timeout_s=settings.store_timeout_s)
             controller.set_scaling(await source.recall())
             await server.set_serving(serving=True)
-            await first_of(leadership.keep(), controller.run(), _follow(source, controller))
+            work = [leadership.keep(), controller.run(), _follow(source, controller)]
+            if isinstance(provider, StandbyProvider):
+                work.append(provider.keep(partial(_taken_ids, actors)))
+            await first_of(*work)
 
         await first_of(stop.wait(), act())
 
@@ -126,7 +130,14 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
 def _provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
     if settings.provider == "static":
         return StaticProvider(store)
-    return ProcessProvider(partial(attention_node_command, settings), log_dir=settings.log_dir)
+    provider = ProcessProvider(partial(attention_node_command, settings), log_dir=settings.log_dir)
+    return StandbyProvider(provider, settings.standby_attention_nodes)
+
+
+async def _taken_ids(actors: Actors) -> frozenset[str]:
+    """Return the ids that a new attention node must not have."""
+    living = await actors.store.living(NodeKind.ATTENTION)
+    return actors.table.seen_node_ids | {record.node_id for record in living}
 
 
 async def _follow(source: PolicySource, controller: Controller) -> None:

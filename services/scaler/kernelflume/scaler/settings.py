@@ -59,6 +59,9 @@ class ScalerSettings(ServiceSettings):
     geometry: GeometryJson = ""
     """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process provider
     passes it on; the topology shows what a token takes."""
+    standby_attention_nodes: int = Field(default=0, ge=0, le=64)
+    """Nodes kept started beside those in use, so that scaling up only has to connect to one; each costs its
+    memory. Not with a provider that only adopts nodes."""
     log_dir: Path = Path("logs")
     """Folder for the log file of each node (process provider)."""
     transport_error_handling: Literal["peer", "none"] = "peer"
