@@ -61,7 +61,8 @@ def _sample_row(row: torch.Tensor, sequence: Sequence, eos_token_ids: frozenset[
         # Keep the shortest head whose mass reaches top_p: drop a token once those before it suffice.
         mass_before = probabilities.cumsum(-1) - probabilities
         kept = probabilities.sum() * sampling.top_p
-        probabilities[mass_before >= kept] = 0.0
+        # The most likely token stays even where the product is too small for a float.
+        probabilities[1:][mass_before[1:] >= kept] = 0.0
     mass = probabilities.cumsum(-1)
     point = _uniform(sequence.random_key, sequence.num_tokens) * float(mass[-1])
     index = int(torch.searchsorted(mass, point, right=True))
