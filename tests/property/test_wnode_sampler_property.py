@@ -22,7 +22,7 @@ def within(low: float, high: float, *, exclude_min: bool = False) -> st.SearchSt
 
 PARAMETERS = st.builds(
     SamplingParameters,
-    temperature=within(0.0, 100.0),
+    temperature=st.sampled_from([SMALLEST, 1e-5]) | within(0.0, 100.0),
     top_p=st.just(SMALLEST) | within(0.0, 1.0, exclude_min=True),
     top_k=st.integers(-1, VOCABULARY + 1),
     min_p=within(0.0, 1.0),
@@ -60,3 +60,23 @@ def test_a_draw_is_always_a_token(
     sequence.output_counts = {token: output.count(token) for token in output}
     [token] = sample(torch.tensor([logits]), [sequence], frozenset({2}))
     assert 0 <= token < VOCABULARY
+
+
+@given(
+    temperature=st.sampled_from([0.0, SMALLEST, 1e-40, 1e-5]),
+    penalty=st.sampled_from([SMALLEST, 1e-40, 1.0]),
+    banned=st.integers(0, 3),
+)
+def test_the_smallest_values_still_choose_by_likelihood(
+    temperature: float, penalty: float, banned: int
+) -> None:
+    """Token 7 is far ahead, also of those that a tiny penalty raises beyond all floats."""
+    sequence = make_sequence(3)  # its prompt is 1, 2, 3
+    sequence.sampling = SamplingParameters(
+        temperature=temperature, repetition_penalty=penalty, min_tokens=1, stop_token_ids=(banned,)
+    )
+    logits = torch.linspace(-2.0, -1.0, VOCABULARY)
+    logits[7] = 20.0
+    logits[3] = 10.0
+    [token] = sample(logits[None].clone(), [sequence], frozenset())
+    assert token == (3 if penalty < 1.0 and banned != 3 else 7)
