@@ -147,6 +147,15 @@ def test_a_refusal_is_told_in_the_scaler_s_words(scaler: RecordingScaler) -> Non
     assert (code, err) == (1, "kernelflume: operation op-1 is running\n")
 
 
+def test_what_the_scaler_lacks_is_not_told_as_its_absence(scaler: RecordingScaler) -> None:
+    scaler.refusal = (grpc.StatusCode.UNAVAILABLE, "the store cannot be reached")
+    assert run(scaler, "scale", "--attention-nodes", "3") == (
+        1,
+        "",
+        "kernelflume: the store cannot be reached\n",
+    )
+
+
 def test_a_scaler_that_cannot_be_reached_is_one_clear_line() -> None:
     address = f"127.0.0.1:{free_port()}"
     for arguments in (["status"], ["scale", "--attention-nodes", "1"]):

@@ -64,6 +64,34 @@ class TestRedisStore(StoreContract):
             await store.read()
         await store.close()
 
+    @pytest.mark.parametrize(
+        "damaged", ["", "{", "null", "[]", '{"schema": 1}', '{"schema": 1, "epoch": 1, "nodes": [{"a": 1}]}']
+    )
+    async def test_damaged_records_are_an_outage_until_they_are_written_again(
+        self, open_store: OpenStore, server: ValkeyProcess, damaged: str
+    ) -> None:
+        """Whoever reads one goes on with what it knows; it must not end of it."""
+        cluster = "damaged"
+        store, keys = RedisStore(server.url, cluster=cluster), Keys(cluster)
+        await store._redis.flushdb()
+        await store.renew(lease("w-1", kind=NodeKind.WEIGHT), ttl_s=30)
+        await store._redis.hset(keys.leases(NodeKind.WEIGHT), "w-1", damaged)
+        with pytest.raises(UnavailableError, match="damaged lease"):
+            await store.living(NodeKind.WEIGHT)
+        await store.renew(lease("w-1", kind=NodeKind.WEIGHT), ttl_s=30)
+        assert [record.node_id for record in await store.living(NodeKind.WEIGHT)] == ["w-1"]
+
+        await store._redis.sadd(keys.route_index, "w-1#0a")
+        await store._redis.hset(keys.routes("w-1#0a"), "x" if damaged == "[]" else "7", damaged)
+        with pytest.raises(UnavailableError, match=r"damaged (route|sequence id)"):
+            await store.routes()
+
+        await store._redis.hset(keys.table, mapping={"epoch": 1, "snapshot": damaged})
+        if damaged:  # no text is no table yet
+            with pytest.raises(UnavailableError, match="damaged routing table"):
+                await store.read()
+        await store.close()
+
     async def test_a_publish_sent_again_after_a_lost_reply_is_no_conflict(
         self, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -168,6 +168,25 @@ def test_killed_node_costs_its_own_sequences_a_recomputation(rig: Rig) -> None:
     assert lost.num_sequences == len(affected)
 
 
+def test_requests_outlive_the_loss_of_every_node(rig: Rig) -> None:
+    """One after the other: sequences that were just placed anew lose their node before a row is stored."""
+    weight, nodes = rig(3, active=2)
+    prompts = {str(number): prompt(6, number) for number in range(4)}
+    for name, tokens in prompts.items():
+        weight.submit(name, tokens, max_tokens=25)
+    weight.turn_until(lambda: len(weight.recorder.tokens["3"]) >= 6)
+    for node in nodes[:2]:
+        node.transport.close()
+    for _ in range(12):
+        weight.engine.turn()
+    assert len(weight.recorder.of(LinkLost)) == 2
+    assert weight.recorder.finished == {}
+    weight.adopt("a2")
+    outputs = weight.run_all(*prompts)
+    assert outputs == [weight.reference(tokens, 25) for tokens in prompts.values()]
+    weight.turn_until(lambda: nodes[2].num_used_pages == 0)
+
+
 def test_frozen_node_is_lost_at_the_deadline(rig: Rig) -> None:
     weight, nodes = rig(2, exchange_timeout_s=0.3)
     for number in range(4):

@@ -47,6 +47,10 @@ def test_every_command_has_help(command: str) -> None:
         (["serve", "m", "--nodes", "1"], "No such option"),
         (["scale"], "Missing option '--attention-nodes'"),
         (["scale", "--attention-nodes", "-1"], "Invalid value for '--attention-nodes'"),
+        (["scale", "--attention-nodes", str(10**20)], "Invalid value for '--attention-nodes'"),
+        (["scale", "--attention-nodes", "1", "--operation-id", "\udcff"], "'\\udcff' is not UTF-8"),
+        (["status", "--scaler", "\udcff"], "'\\udcff' is not UTF-8"),
+        (["serve", "m", "--served-model-name", "\udcff"], "'\\udcff' is not UTF-8"),
         (["frobnicate"], "No such command 'frobnicate'"),
     ],
 )

@@ -59,7 +59,7 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "geometry is required with the process provider"),
         (["--geometry", "{"], "geometry is no JSON object"),
         (["--geometry", "[1]"], "geometry is no JSON object"),
-        (["--geometry", '{"model_id": "m"}'], "geometry: .*missing"),
+        (["--geometry", '{"model_id": "m"}'], "geometry needs "),
         ([*GEOMETRY_FLAGS, "--retry-min-s", "99"], "retry-min-s 99 is above retry-max-s 60"),
         ([*GEOMETRY_FLAGS, "--provider", "magic"], "--provider"),
         ([*GEOMETRY_FLAGS, "--attention-node-memory", "much"], "--attention-node-memory"),

@@ -105,6 +105,18 @@ def test_nobody_gives_way_while_pages_are_being_freed() -> None:
     assert scheduler.schedule()[1] is not None
 
 
+def test_nobody_gives_way_while_no_attention_node_is_left() -> None:
+    """There is no room for want of a node, not because another sequence takes it."""
+    scheduler = make_scheduler(FakeLink("a"), FakeLink("b"))
+    for name in ("one", "two"):
+        scheduler.submit(make_sequence(3, request_id=name))
+    step(scheduler)
+    scheduler._ledger.links = make_ledger().links
+    assert scheduler.schedule() == (None, None)
+    scheduler._ledger.links = make_ledger(FakeLink("a"), FakeLink("b")).links
+    assert step(scheduler) == {"one": 1, "two": 1}
+
+
 def test_restarted_sequence_runs_under_a_new_id() -> None:
     scheduler = make_scheduler(FakeLink("a"))
     sequence = make_sequence(3)

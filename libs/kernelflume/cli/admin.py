@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT_S = 10.0
 """Bound of a call that does not wait for anything."""
+_CONNECT_TIMEOUT_S = 1.0
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def scaler_admin(address: str) -> Iterator[scaler_pb2_grpc.ScalerAdminStub]:
     """Give a stub of the scaler at ``address`` and turn its failures into the product's errors.
 
     Raises:
-        UnavailableError: nothing answers there.
+        UnavailableError: nothing answers there, or the scaler itself lacks something, such as the store.
         KernelFlumeError: the scaler refused.
     """
     with open_blocking_channel(address) as channel:
@@ -32,9 +33,18 @@ def scaler_admin(address: str) -> Iterator[scaler_pb2_grpc.ScalerAdminStub]:
             yield scaler_pb2_grpc.ScalerAdminStub(channel)
         except grpc.RpcError as failure:
             error = error_of(failure)
-            if isinstance(error, UnavailableError):
+            if isinstance(error, UnavailableError) and not _is_connected(channel):
                 raise UnavailableError(
                     f"no scaler answers at {address}; is the stack running (kernelflume serve), "
                     "or does its scaler listen elsewhere (--scaler)?"
                 ) from failure
             raise error from failure
+
+
+def _is_connected(channel: grpc.Channel) -> bool:
+    """True when a server is there: then what is unavailable is something that it needs."""
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT_S)
+    except grpc.FutureTimeoutError:
+        return False
+    return True

@@ -40,13 +40,30 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+MAX_COUNT = 2**32 - 1
+"""The largest number that a request can carry; how many nodes there may be is the scaler's to say."""
+
+
+def _utf8(value: Any) -> Any:
+    """Let an option's texts through that can be sent to a service: bytes of a shell may be none."""
+    for text in [value] if isinstance(value, str) else value or ():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise typer.BadParameter(f"{text!r} is not UTF-8") from error
+    return value
+
+
 MODEL_HELP = "A Hugging Face folder, a .gguf file, or `smollm2`."
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(help="Format of weights and of keys and values; auto is float32 on a CPU."),
 ]
 ScalerAddress = Annotated[
-    str, typer.Option("--scaler", envvar="KERNELFLUME_SCALER", help="host:port of the scaler's admin API.")
+    str,
+    typer.Option(
+        "--scaler", envvar="KERNELFLUME_SCALER", callback=_utf8, help="host:port of the scaler's admin API."
+    ),
 ]
 
 
@@ -66,7 +83,9 @@ def serve(
     ] = 8000,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="Name that clients use for the model; may be repeated. [default: MODEL]"),
+        typer.Option(
+            callback=_utf8, help="Name that clients use for the model; may be repeated. [default: MODEL]"
+        ),
     ] = None,
     dtype: Dtype = "auto",
     max_model_len: Annotated[
@@ -156,7 +175,7 @@ def show_status(
 def scale(
     *,
     attention_nodes: Annotated[
-        int, typer.Option(min=0, help="How many there should be.", show_default=False)
+        int, typer.Option(min=0, max=MAX_COUNT, help="How many there should be.", show_default=False)
     ],
     scaler: ScalerAddress = DEFAULT_SCALER,
     wait: Annotated[
@@ -166,7 +185,8 @@ def scale(
         float, typer.Option(min=0.1, help="Longest wait in seconds; the operation goes on.")
     ] = 600.0,
     operation_id: Annotated[
-        str | None, typer.Option(help="Name of the operation, to repeat it safely. [default: a new one]")
+        str | None,
+        typer.Option(callback=_utf8, help="Name of the operation, to repeat it safely. [default: a new one]"),
     ] = None,
     deadline: Annotated[
         float,

@@ -120,10 +120,13 @@ class Supervisor:
 
 def explain_exit(spec: PartSpec, exit_code: int, path: Path) -> str:
     """Say which part ended, how, why as far as its log knows, and where that is."""
-    how = f"ended with exit code {exit_code}"
+    logged = last_error(path)
     if exit_code < 0:
-        how = f"was ended by {signal.Signals(-exit_code).name}"
-    return f"the {spec.title} {how}: {last_error(path) or 'it logged nothing'}\nits log: {path}"
+        # What is killed has no say: the end of its log is news of before, not the reason.
+        said = f"was ended by {signal.Signals(-exit_code).name}; it last logged: {logged or 'nothing'}"
+    else:
+        said = f"ended with exit code {exit_code}: {logged or 'it logged nothing'}"
+    return f"the {spec.title} {said}\nits log: {path}"
 
 
 def explain_delay(spec: PartSpec, deadline: Deadline, missing: str, path: Path) -> str:

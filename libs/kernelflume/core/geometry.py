@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any, Self
 
 from kernelflume.core.errors import ConfigurationError
@@ -69,12 +70,20 @@ class KvGeometry:
         """Build from ``to_dict``'s form.
 
         Raises:
-            ConfigurationError: a field is missing, unknown or out of range.
+            ConfigurationError: a field is missing, unknown, of another type or out of range.
         """
-        try:
-            return cls(**fields)
-        except TypeError as error:
-            raise ConfigurationError(f"geometry: {error}") from error
+        kinds = {known.name: known.type for known in dataclass_fields(cls)}
+        for what, names in (
+            ("needs", kinds.keys() - fields.keys()),
+            ("has no", fields.keys() - kinds.keys()),
+        ):
+            if names:
+                raise ConfigurationError(f"geometry {what} {', '.join(sorted(names))}")
+        for name, value in fields.items():
+            # Exactly: True would pass for the number 1.
+            if type(value).__name__ != kinds[name]:
+                raise ConfigurationError(f"geometry: {name} {value!r} is no {kinds[name]}")
+        return cls(**fields)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

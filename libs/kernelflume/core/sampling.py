@@ -7,10 +7,13 @@ from enum import StrEnum
 
 from kernelflume.core.errors import InvalidRequestError
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in vLLM: dividing by them is past what float32 holds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
-    """Sampling fields with vLLM's meanings; temperature 0 is greedy."""
+    """Sampling fields with vLLM's meanings; a temperature of 0 is greedy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -59,7 +62,7 @@ class SamplingParameters:
     @property
     def is_greedy(self) -> bool:
         """True when the most likely token is taken."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from kernelflume.core.errors import KernelFlumeError, UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
 from kernelflume.core.routing import RoutingSnapshot
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
 KEY_SCHEMA = 1
 """Version of the keys below; part of each key. History: 1 = table, leases, routes, leader."""
+_SHOWN_CHARS = 200
+"""Of a damaged record in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,10 @@ def load_snapshot(text: str) -> RoutingSnapshot:
 
     Raises:
         LifecycleError: it was written with another schema version.
+        UnavailableError: it is damaged.
     """
-    return RoutingSnapshot.from_dict(json.loads(text))
+    with _reading("routing table", text):
+        return RoutingSnapshot.from_dict(json.loads(text))
 
 
 def dump_lease(record: LeaseRecord) -> str:
@@ -89,8 +99,13 @@ def dump_lease(record: LeaseRecord) -> str:
 
 
 def load_lease(text: str) -> LeaseRecord:
-    """Decode a lease record."""
-    return LeaseRecord.from_dict(json.loads(text))
+    """Decode a lease record.
+
+    Raises:
+        UnavailableError: it is damaged.
+    """
+    with _reading("lease", text):
+        return LeaseRecord.from_dict(json.loads(text))
 
 
 def dump_route(route: SequenceRoute) -> str:
@@ -103,10 +118,43 @@ def load_route(text: str) -> SequenceRoute:
 
     Raises:
         LifecycleError: the ranges do not cover [0, n) in order.
+        UnavailableError: it is damaged.
     """
-    return SequenceRoute(
-        tuple(OwnedRange(node_id, TokenRange(start, end)) for node_id, start, end in json.loads(text))
-    )
+    with _reading("route", text):
+        return SequenceRoute(
+            tuple(OwnedRange(node_id, TokenRange(start, end)) for node_id, start, end in json.loads(text))
+        )
+
+
+def load_routes(texts: Mapping[str, str]) -> dict[int, SequenceRoute]:
+    """Decode the routes of one weight node, by sequence id.
+
+    Raises:
+        LifecycleError: see ``load_route``.
+        UnavailableError: one is damaged.
+    """
+    routes = {}
+    for sequence, text in texts.items():
+        with _reading("sequence id", sequence):
+            routes[int(sequence)] = load_route(text)
+    return routes
+
+
+@contextmanager
+def _reading(what: str, text: str) -> Iterator[None]:
+    """Make a record that cannot be read an outage of the store: who reads goes on with what it knows.
+
+    A lease and a route are mended by their owner's next write.
+    """
+    try:
+        yield
+    except KernelFlumeError:
+        raise
+    except Exception as error:
+        shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+        raise UnavailableError(
+            f"the routing-table store holds a damaged {what}: {type(error).__name__}: {error}, in {shown}"
+        ) from error
 
 
 def _dump(value: object) -> str:

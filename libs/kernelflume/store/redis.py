@@ -25,7 +25,7 @@ from kernelflume.store.records import (
     dump_route,
     dump_snapshot,
     load_lease,
-    load_route,
+    load_routes,
     load_snapshot,
 )
 
@@ -248,11 +248,7 @@ class RedisStore:
                 for name in ordered:
                     pipeline.hgetall(self._keys.routes(name))
                 hashes = await pipeline.execute()
-        return {
-            name: {int(sequence): load_route(text) for sequence, text in fields.items()}
-            for name, fields in zip(ordered, hashes, strict=True)
-            if fields
-        }
+        return {name: load_routes(fields) for name, fields in zip(ordered, hashes, strict=True) if fields}
 
     async def lead(self, candidate: str, *, ttl_s: float) -> int | None:
         """Take or keep the leadership; see ``LeaderStore.lead``."""

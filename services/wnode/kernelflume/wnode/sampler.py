@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.sequence import Sequence
 
 _MASK64 = (1 << 64) - 1
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: frozenset[int]) -> list[int]:
@@ -41,14 +42,16 @@ def _is_plain(sequence: Sequence) -> bool:
 
 def _sample_row(row: torch.Tensor, sequence: Sequence, eos_token_ids: frozenset[int]) -> int:
     sampling = sequence.sampling
+    if sampling.has_penalties:
+        _penalize(row, sequence)
     if len(sequence.output) < sampling.min_tokens:
         banned = [*sampling.stop_token_ids, *([] if sampling.ignore_eos else eos_token_ids)]
         row[banned] = -torch.inf
-    if sampling.has_penalties:
-        _penalize(row, sequence)
     if sampling.is_greedy:
         return int(row.argmax())
-    scaled = row.div_(sampling.temperature)
+    # From the largest down: a low temperature then takes the others to -inf, and nothing to a difference of
+    # infinities.
+    scaled = row.sub_(row.max()).div_(sampling.temperature)
     order: torch.Tensor | None = None
     if 0 < sampling.top_k < row.numel():
         scaled, order = scaled.topk(sampling.top_k)
@@ -61,7 +64,8 @@ def _sample_row(row: torch.Tensor, sequence: Sequence, eos_token_ids: frozenset[
         # Keep the shortest head whose mass reaches top_p: drop a token once those before it suffice.
         mass_before = probabilities.cumsum(-1) - probabilities
         kept = probabilities.sum() * sampling.top_p
-        probabilities[mass_before >= kept] = 0.0
+        # The most likely token stays even where the product is too small for a float.
+        probabilities[1:][mass_before[1:] >= kept] = 0.0
     mass = probabilities.cumsum(-1)
     point = _uniform(sequence.random_key, sequence.num_tokens) * float(mass[-1])
     index = int(torch.searchsorted(mass, point, right=True))
@@ -80,6 +84,7 @@ def _penalize(row: torch.Tensor, sequence: Sequence) -> None:
         tokens = torch.tensor(list(sequence.output_counts), dtype=torch.int64)
         counts = torch.tensor(list(sequence.output_counts.values()), dtype=row.dtype)
         row[tokens] -= counts * sampling.frequency_penalty + sampling.presence_penalty
+    row.clamp_(-_LARGEST, _LARGEST)
 
 
 def _uniform(key: int, position: int) -> float:

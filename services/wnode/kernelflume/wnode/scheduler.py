@@ -121,7 +121,9 @@ class Scheduler:
             self._admit(sequence)
             chunks.append(Chunk(sequence, num_rows, writes))
             budget -= num_rows
-        victim = self.running[-1] if starved is not None and not ledger.is_settling and self.running else None
+        # Without an active node there is nothing to make room on: the running ones wait for the next node.
+        makes_room = starved is not None and ledger.page_tokens > 0 and not ledger.is_settling
+        victim = self.running[-1] if makes_room else None
         if victim is not None:
             chunks = [chunk for chunk in chunks if chunk.sequence is not victim]
         return (StepBatch.of(chunks) if chunks else None), victim

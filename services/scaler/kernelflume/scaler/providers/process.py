@@ -112,6 +112,10 @@ class ProcessProvider:
 
 def _describe(child: _Child) -> str:
     code = child.exited.result()
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     line = last_line(child.log_path, start=child.log_start)
-    return f"{how}{f': {line}' if line else ''} (log: {child.log_path})"
+    if code < 0:
+        # What is killed has no say: the end of its log is news of before, not the reason.
+        said = f"was ended by {signal.Signals(-code).name}{f'; it last logged: {line}' if line else ''}"
+    else:
+        said = f"ended with code {code}{f': {line}' if line else ''}"
+    return f"{said} (log: {child.log_path})"
