@@ -15,6 +15,7 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kernelflume.core.handshake import Handshake
+from kernelflume.core.names import node_name
 from kernelflume.rpc.channel import open_blocking_channel
 from kernelflume.rpc.codec import handshake_to_proto, region_from_proto, region_to_proto
 from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
@@ -53,6 +54,11 @@ class NodeProcess:
     @property
     def stub(self) -> anode_pb2_grpc.AttentionNodeStub:
         return anode_pb2_grpc.AttentionNodeStub(self.channel)
+
+    @property
+    def name(self) -> str:
+        statistics = self.statistics()
+        return node_name(statistics.node_id, statistics.incarnation)
 
     @property
     def worker(self) -> psutil.Process:
@@ -110,7 +116,7 @@ class LinkedWeightNode(WeightNode):
         self.bell = Doorbell()
         self._target = ("", 0)
 
-    def request(self) -> anode_pb2.ConnectRequest:
+    def request(self, attention_node: str) -> anode_pb2.ConnectRequest:
         handshake = Handshake(
             node_name=self.transport.name, geometry=self.geometry, transport=self.transport.kind
         )
@@ -120,10 +126,11 @@ class LinkedWeightNode(WeightNode):
             limits=anode_pb2.LaneLimits(num_lanes=self.num_lanes, max_rows=self.layout.max_rows),
             partial_regions=[region_to_proto(region) for region in self.partial_regions],
             doorbell_address=self.bell.address,
+            attention_node=attention_node,
         )
 
     def link(self, node: NodeProcess) -> anode_pb2.ConnectResponse:
-        response: anode_pb2.ConnectResponse = node.stub.Connect(self.request(), timeout=30)
+        response: anode_pb2.ConnectResponse = node.stub.Connect(self.request(node.name), timeout=30)
         self.connect(
             response.handshake.node_name,
             response.transport_metadata,

@@ -218,7 +218,7 @@ def test_another_geometry_is_refused_with_both_sides_named(
     node: NodeProcess, geometry: KvGeometry, message: str
 ) -> None:
     with weight_node("w-8#aa", geometry) as weight:
-        code, details = refusal(node, weight.request())
+        code, details = refusal(node, weight.request(node.name))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert re.search(message, details)
     assert "w-8#aa" not in links_of(node)
@@ -226,17 +226,27 @@ def test_another_geometry_is_refused_with_both_sides_named(
 
 def test_another_mode_of_error_handling_is_refused(node: NodeProcess) -> None:
     with weight_node("w-8#ab", mode="none") as weight:
-        code, details = refusal(node, weight.request())
+        code, details = refusal(node, weight.request(node.name))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "errors=peer" in details
     assert "errors=none" in details
+
+
+def test_a_link_that_is_meant_for_another_node_leaves_the_present_one(node: NodeProcess) -> None:
+    with weight_node("w-7#ab") as weight:
+        weight.link(node)
+        code, details = refusal(node, weight.request("a-9#00"))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert node.name in details
+        assert "a-9#00" in details
+        assert weight.transport.name in [link.weight_node for link in node.statistics().links]
 
 
 def test_bad_requests_are_refused_by_the_field_at_fault(node: NodeProcess) -> None:
     with weight_node("w-8#ac") as weight:
 
         def broken(change: Callable[[anode_pb2.ConnectRequest], None]) -> tuple[grpc.StatusCode, str]:
-            request = weight.request()
+            request = weight.request(node.name)
             change(request)
             return refusal(node, request)
 

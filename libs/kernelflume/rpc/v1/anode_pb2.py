@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kernelflume.rpc.v1 import common_pb2 as kernelflume_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekernelflume/rpc/v1/anode.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"\xe3\x01\n\x0e\x43onnectRequest\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12.\n\x06limits\x18\x03 \x01(\x0b\x32\x1e.kernelflume.rpc.v1.LaneLimits\x12\x39\n\x0fpartial_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x18\n\x10\x64oorbell_address\x18\x05 \x01(\t\"1\n\nLaneLimits\x12\x11\n\tnum_lanes\x18\x01 \x01(\r\x12\x10\n\x08max_rows\x18\x02 \x01(\r\"\xac\x02\n\x0f\x43onnectResponse\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12\x37\n\rquery_regions\x18\x03 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x38\n\x0e\x61ppend_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x07 \x01(\r\x12\x18\n\x10\x64oorbell_address\x18\x08 \x01(\t\"(\n\x11\x44isconnectRequest\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\"1\n\x12\x44isconnectResponse\x12\x1b\n\x13num_sequences_freed\x18\x01 \x01(\r\"\x1f\n\x1dGetAttentionStatisticsRequest\"\xbc\x02\n\x13\x41ttentionStatistics\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x14\n\x0c\x62uffer_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\t \x01(\x04\x12\x16\n\x0equeries_served\x18\n \x01(\x04\x12\x17\n\x0ftokens_appended\x18\x0b \x01(\x04\x12:\n\x05links\x18\x0c \x03(\x0b\x32+.kernelflume.rpc.v1.AttentionStatisticsLink\"Y\n\x17\x41ttentionStatisticsLink\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\x04\x32\xad\x02\n\rAttentionNode\x12R\n\x07\x43onnect\x12\".kernelflume.rpc.v1.ConnectRequest\x1a#.kernelflume.rpc.v1.ConnectResponse\x12[\n\nDisconnect\x12%.kernelflume.rpc.v1.DisconnectRequest\x1a&.kernelflume.rpc.v1.DisconnectResponse\x12k\n\rGetStatistics\x12\x31.kernelflume.rpc.v1.GetAttentionStatisticsRequest\x1a\'.kernelflume.rpc.v1.AttentionStatisticsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekernelflume/rpc/v1/anode.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"\xfb\x01\n\x0e\x43onnectRequest\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12.\n\x06limits\x18\x03 \x01(\x0b\x32\x1e.kernelflume.rpc.v1.LaneLimits\x12\x39\n\x0fpartial_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x18\n\x10\x64oorbell_address\x18\x05 \x01(\t\x12\x16\n\x0e\x61ttention_node\x18\x06 \x01(\t\"1\n\nLaneLimits\x12\x11\n\tnum_lanes\x18\x01 \x01(\r\x12\x10\n\x08max_rows\x18\x02 \x01(\r\"\xac\x02\n\x0f\x43onnectResponse\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12\x37\n\rquery_regions\x18\x03 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x38\n\x0e\x61ppend_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x07 \x01(\r\x12\x18\n\x10\x64oorbell_address\x18\x08 \x01(\t\"(\n\x11\x44isconnectRequest\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\"1\n\x12\x44isconnectResponse\x12\x1b\n\x13num_sequences_freed\x18\x01 \x01(\r\"\x1f\n\x1dGetAttentionStatisticsRequest\"\xbc\x02\n\x13\x41ttentionStatistics\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x14\n\x0c\x62uffer_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\t \x01(\x04\x12\x16\n\x0equeries_served\x18\n \x01(\x04\x12\x17\n\x0ftokens_appended\x18\x0b \x01(\x04\x12:\n\x05links\x18\x0c \x03(\x0b\x32+.kernelflume.rpc.v1.AttentionStatisticsLink\"Y\n\x17\x41ttentionStatisticsLink\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\x04\x32\xad\x02\n\rAttentionNode\x12R\n\x07\x43onnect\x12\".kernelflume.rpc.v1.ConnectRequest\x1a#.kernelflume.rpc.v1.ConnectResponse\x12[\n\nDisconnect\x12%.kernelflume.rpc.v1.DisconnectRequest\x1a&.kernelflume.rpc.v1.DisconnectResponse\x12k\n\rGetStatistics\x12\x31.kernelflume.rpc.v1.GetAttentionStatisticsRequest\x1a\'.kernelflume.rpc.v1.AttentionStatisticsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kernelflume.rpc.v1.anode_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONNECTREQUEST']._serialized_start=88
-  _globals['_CONNECTREQUEST']._serialized_end=315
-  _globals['_LANELIMITS']._serialized_start=317
-  _globals['_LANELIMITS']._serialized_end=366
-  _globals['_CONNECTRESPONSE']._serialized_start=369
-  _globals['_CONNECTRESPONSE']._serialized_end=669
-  _globals['_DISCONNECTREQUEST']._serialized_start=671
-  _globals['_DISCONNECTREQUEST']._serialized_end=711
-  _globals['_DISCONNECTRESPONSE']._serialized_start=713
-  _globals['_DISCONNECTRESPONSE']._serialized_end=762
-  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_start=764
-  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_end=795
-  _globals['_ATTENTIONSTATISTICS']._serialized_start=798
-  _globals['_ATTENTIONSTATISTICS']._serialized_end=1114
-  _globals['_ATTENTIONSTATISTICSLINK']._serialized_start=1116
-  _globals['_ATTENTIONSTATISTICSLINK']._serialized_end=1205
-  _globals['_ATTENTIONNODE']._serialized_start=1208
-  _globals['_ATTENTIONNODE']._serialized_end=1509
+  _globals['_CONNECTREQUEST']._serialized_end=339
+  _globals['_LANELIMITS']._serialized_start=341
+  _globals['_LANELIMITS']._serialized_end=390
+  _globals['_CONNECTRESPONSE']._serialized_start=393
+  _globals['_CONNECTRESPONSE']._serialized_end=693
+  _globals['_DISCONNECTREQUEST']._serialized_start=695
+  _globals['_DISCONNECTREQUEST']._serialized_end=735
+  _globals['_DISCONNECTRESPONSE']._serialized_start=737
+  _globals['_DISCONNECTRESPONSE']._serialized_end=786
+  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_start=788
+  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_end=819
+  _globals['_ATTENTIONSTATISTICS']._serialized_start=822
+  _globals['_ATTENTIONSTATISTICS']._serialized_end=1138
+  _globals['_ATTENTIONSTATISTICSLINK']._serialized_start=1140
+  _globals['_ATTENTIONSTATISTICSLINK']._serialized_end=1229
+  _globals['_ATTENTIONNODE']._serialized_start=1232
+  _globals['_ATTENTIONNODE']._serialized_end=1533
 # @@protoc_insertion_point(module_scope)

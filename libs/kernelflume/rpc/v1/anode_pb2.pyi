@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("handshake", "transport_metadata", "limits", "partial_regions", "doorbell_address")
+    __slots__ = ("handshake", "transport_metadata", "limits", "partial_regions", "doorbell_address", "attention_node")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_REGIONS_FIELD_NUMBER: _ClassVar[int]
     DOORBELL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_NODE_FIELD_NUMBER: _ClassVar[int]
     handshake: _common_pb2.Handshake
     transport_metadata: bytes
     limits: LaneLimits
     partial_regions: _containers.RepeatedCompositeFieldContainer[_common_pb2.MemoryRegion]
     doorbell_address: str
-    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., limits: _Optional[_Union[LaneLimits, _Mapping]] = ..., partial_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., doorbell_address: _Optional[str] = ...) -> None: ...
+    attention_node: str
+    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., limits: _Optional[_Union[LaneLimits, _Mapping]] = ..., partial_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., doorbell_address: _Optional[str] = ..., attention_node: _Optional[str] = ...) -> None: ...
 
 class LaneLimits(_message.Message):
     __slots__ = ("num_lanes", "max_rows")

@@ -14,7 +14,7 @@ from kernelflume.anode.control import (
     StatisticsOrder,
     WorkerStatistics,
 )
-from kernelflume.core.errors import InvalidRequestError, NotFoundError
+from kernelflume.core.errors import HandshakeError, InvalidRequestError, NotFoundError
 from kernelflume.core.names import split_name
 from kernelflume.rpc.codec import (
     handshake_from_proto,
@@ -56,6 +56,10 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
     ) -> anode_pb2.ConnectResponse:
         """Check the handshake and link the weight node."""
         del context
+        if request.attention_node != self._handshake.node_name:
+            raise HandshakeError(
+                f"this is attention node {self._handshake.node_name}, not {request.attention_node!r}"
+            )
         theirs = handshake_from_proto(request.handshake)
         self._handshake.check(theirs)
         order = connect_order(request, LaneLayout(theirs.geometry, _checked_max_rows(request.limits)))

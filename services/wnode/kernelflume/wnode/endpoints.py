@@ -145,6 +145,7 @@ class Endpoints:
             limits=anode_pb2.LaneLimits(num_lanes=offer.num_lanes, max_rows=offer.max_rows),
             partial_regions=[region_to_proto(region) for region in offer.partial_regions],
             doorbell_address=offer.doorbell_address,
+            attention_node=offer.node_name,
         )
         async with open_channel(address) as channel:
             try:
