@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 300.0
 """Faulting in some hundred GiB takes minutes."""
 _STOP_TIMEOUT_S = 5.0
+_SERVICE_NAME = anode_pb2.DESCRIPTOR.services_by_name["AttentionNode"].full_name
 
 
 async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
@@ -45,7 +46,7 @@ async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
     """
     incarnation = new_incarnation()
     name = node_name(settings.node_id, incarnation)
-    server = Server(settings.address, [anode_pb2.DESCRIPTOR.services_by_name["AttentionNode"].full_name])
+    server = Server(settings.address, [_SERVICE_NAME], tls=settings.tls.read())
     store = RedisStore(settings.redis_url, cluster=settings.cluster)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.push_async_callback(store.close)

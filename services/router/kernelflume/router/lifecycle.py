@@ -22,6 +22,7 @@ from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
 from kernelflume.router.weightnodes import WeightNodes
+from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.store.redis import RedisStore
 
@@ -62,7 +63,12 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         store = None
         if not settings.weight_nodes:
             store = RedisStore(settings.redis_url, cluster=settings.cluster)
-        nodes = WeightNodes(addresses=settings.weight_nodes, leases=store, revision=checkpoint.revision)
+        nodes = WeightNodes(
+            addresses=settings.weight_nodes,
+            leases=store,
+            revision=checkpoint.revision,
+            channels=Channels(tls=settings.tls.read()),
+        )
         try:
             await _serve(
                 settings,

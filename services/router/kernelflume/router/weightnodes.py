@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.leases import NodeKind
 from kernelflume.router.placement import WeightNodeView
-from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class ModelLimits:
 class WeightNode:
     """One weight node and the channel to it. Owned by ``WeightNodes``."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, channels: Channels) -> None:
         self.address = address
-        self._channel = open_channel(address)
+        self._channel = channels.open(address)
         self._stub = wnode_pb2_grpc.WeightNodeStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._load = wnode_pb2.WeightNodeLoad()
@@ -125,6 +125,7 @@ class WeightNodes:
         addresses: Sequence[str] = (),
         leases: LeaseStore | None = None,
         revision: str | None = None,
+        channels: Channels = PLAINTEXT,
     ) -> None:
         """Know where to look.
 
@@ -132,10 +133,12 @@ class WeightNodes:
             addresses: host:port of each; when empty they are found through ``leases``.
             leases: where weight nodes hold their leases.
             revision: fingerprint of the model; nodes that serve another one are not used.
+            channels: how they are called.
         """
         self._addresses = tuple(addresses)
         self._leases = leases
         self._revision = revision
+        self._channels = channels
         self._nodes: dict[str, WeightNode] = {}
         self._leaving: list[WeightNode] = []
         self._store_lost = False
@@ -186,7 +189,7 @@ class WeightNodes:
         if living is None:
             return
         for address in set(living) - self._nodes.keys():
-            self._nodes[address] = WeightNode(address)
+            self._nodes[address] = WeightNode(address, self._channels)
         for address in self._nodes.keys() - set(living):
             # Its lease ran out, but requests may still run there: the channel stays until they have ended.
             logger.info("weight node left", extra={"address": address})

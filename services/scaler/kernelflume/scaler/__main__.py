@@ -14,11 +14,13 @@ from prometheus_client import start_http_server
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.profile import PerformanceProfile
+from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.tls import read_token
 from kernelflume.scaler.actors import Actors
 from kernelflume.scaler.book import OperationBook
 from kernelflume.scaler.command import attention_node_command
@@ -70,6 +72,9 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
     geometry = settings.kv_geometry()
     token_bytes = geometry.token_bytes if geometry is not None else 0
     host = settings.address.rpartition(":")[0]
+    tls = settings.tls.read()
+    token = read_token("admin-token-file", settings.admin_token_file)
+    channels = Channels(tls=tls)
     async with AsyncExitStack() as cleanup:  # undone in reverse order
         store = RedisStore(settings.redis_url, cluster=settings.cluster)
         cleanup.push_async_callback(store.close)
@@ -81,11 +86,12 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             store=store,
             table=Table(store, leadership, clock),
             provider=provider,
-            weights=WeightNodes(store, clock, patience_s=settings.weight_node_patience_s),
+            weights=WeightNodes(store, clock, patience_s=settings.weight_node_patience_s, channels=channels),
             clock=clock,
             commit_patience_s=settings.operation_deadline_s,
             release_timeout_s=settings.operation_deadline_s,
             terminate_grace_s=settings.terminate_grace_s,
+            channels=channels,
         )
         source = PolicySource(settings.policy_file, store)
         controller = Controller(
@@ -101,7 +107,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             source=source,
             token_bytes=token_bytes,
         )
-        server = Server(settings.address, [_SERVICE_NAME])
+        server = Server(settings.address, [_SERVICE_NAME], tls=tls, token=token)
         scaler_pb2_grpc.add_ScalerAdminServicer_to_server(servicer, server.grpc_server)
         await server.start()
         cleanup.push_async_callback(server.stop, _RPC_GRACE_S)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from kernelflume.rpc.channel import PLAINTEXT
+
 if TYPE_CHECKING:
+    from kernelflume.rpc.channel import Channels
     from kernelflume.runtime.clock import Clock
     from kernelflume.scaler.operation import OperationEvent
     from kernelflume.scaler.providers.base import Provider
@@ -29,6 +32,8 @@ class Actors:
     """Longest wait for weight nodes to forget nodes that are going away anyway."""
     terminate_grace_s: float
     """Time that a node gets to end by itself."""
+    channels: Channels = PLAINTEXT
+    """How nodes are asked whether they serve."""
 
 
 class Progress(Protocol):

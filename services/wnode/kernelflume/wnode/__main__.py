@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.core.names import node_name
+from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import new_incarnation, run
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 1800.0
 _STOP_GRACE_S = 2.0
+_SERVICE_NAME = wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name
 
 
 async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
@@ -47,6 +49,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
     geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
+    tls = settings.tls.read()
     registry = CollectorRegistry()
     engine = EngineClient(
         EngineArguments(
@@ -67,8 +70,9 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         engine=engine,
         store=store,
         metrics=WeightNodeMetrics(registry),
+        channels=Channels(tls=tls),
     )
-    server = Server(settings.address, [wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name])
+    server = Server(settings.address, [_SERVICE_NAME], tls=tls)
     wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell), server.grpc_server)
     await server.start()
     try:
