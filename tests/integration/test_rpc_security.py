@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.certificates import Authority, Identity
+from tests.router_parts import ScriptedWeightNode, router, saying, write_model
 
 from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.server import Server
@@ -158,6 +160,23 @@ async def test_health_is_open_without_a_token() -> None:
             health_pb2.HealthCheckRequest(service=SERVICE), timeout=WAIT_S
         )
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_router_calls_weight_nodes_over_tls(
+    tmp_path: Path, authority: Authority, node: Identity
+) -> None:
+    tls = TlsSettings(certificate=node.certificate, key=node.key)
+    weight_node = ScriptedWeightNode(write_model(tmp_path), saying(50, 51), tls=tls.read())
+    await weight_node.start()
+    try:
+        async with (
+            router(tmp_path, [weight_node], tls=TlsSettings(ca=authority.ca)) as url,
+            httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client,
+        ):
+            answer = await client.post("/v1/completions", json={"prompt": "Hello"})
+            assert answer.status_code == 200, answer.text
+    finally:
+        await weight_node.server.stop(0)
 
 
 @pytest.mark.parametrize(("host", "num_warnings"), [("0.0.0.0", 1), ("127.0.0.1", 0)])

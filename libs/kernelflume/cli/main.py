@@ -28,6 +28,7 @@ from kernelflume.cli.security import (
     TokenFile,
     admin_channels,
     tls_settings,
+    tracing_settings,
 )
 from kernelflume.cli.stack import StackOptions
 from kernelflume.rpc.v1 import scaler_pb2
@@ -117,6 +118,10 @@ def serve(
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_require_client_certificate: TlsRequireClientCertificate = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317. [default: none]"),
+    ] = None,
 ) -> None:
     """Run the whole stack on this machine: store, scaler, attention nodes, weight node and router.
 
@@ -131,6 +136,7 @@ def serve(
             require_client_certificate=tls_require_client_certificate,
         )
         channels = admin_channels(tls, token_file)
+        tracing = tracing_settings(otlp_endpoint)
     options = StackOptions(
         model=model,
         served_model_names=tuple(served_model_name or ()),
@@ -147,7 +153,7 @@ def serve(
         transport_error_handling=transport_error_handling,
         log_level=log_level,
         log_dir=(log_dir or _state_dir() / str(port)).absolute(),
-        tls_flags=tuple(tls.flags()),
+        common_flags=(*tls.flags(), *tracing.flags()),
         admin_token_file=token_file,
     )
     # Reading checkpoints needs libraries that no other command does.

@@ -1,4 +1,4 @@
-"""Flags that say how the command line calls the scaler: its token, and TLS."""
+"""Flags that say how the command line calls the scaler (its token, and TLS), and where traces go."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.tls import TlsSettings, read_token
+from kernelflume.runtime.tracing import TracingSettings
 
 TokenFile = Annotated[
     Path | None,
@@ -47,6 +48,18 @@ def tls_settings(**fields: Any) -> TlsSettings:
         return TlsSettings(**fields)
     except ValidationError as error:
         raise ConfigurationError("; ".join(map(_explain, error.errors()))) from error
+
+
+def tracing_settings(otlp_endpoint: str | None) -> TracingSettings:
+    """Return where `kernelflume serve` lets its services send traces.
+
+    Raises:
+        ConfigurationError: that is no URL of http or https.
+    """
+    try:
+        return TracingSettings(otlp_endpoint=otlp_endpoint)
+    except ValidationError as error:
+        raise ConfigurationError(f"--otlp-endpoint: {otlp_endpoint} is no http:// or https:// URL") from error
 
 
 def admin_channels(tls: TlsSettings, token_file: Path | None) -> Channels:

@@ -55,8 +55,8 @@ class StackOptions:
     """``peer`` or ``none``; all nodes need the same."""
     log_level: str
     log_dir: Path
-    tls_flags: tuple[str, ...] = ()
-    """What tells each service its certificate; the attention nodes get it from the scaler."""
+    common_flags: tuple[str, ...] = ()
+    """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
     admin_token_file: Path | None = None
 
 
@@ -107,7 +107,7 @@ def plan_stack(
     redis_url = options.redis_url or f"redis://{LOCALHOST}:{ports.redis}/0"
     common = (
         *("--redis-url", redis_url, "--cluster", options.cluster, "--log-level", options.log_level),
-        *options.tls_flags,
+        *options.common_flags,
     )
     token = ("--admin-token-file", str(options.admin_token_file)) if options.admin_token_file else ()
     transport = ("--transport-error-handling", options.transport_error_handling)

@@ -9,6 +9,7 @@ import grpc
 
 from kernelflume.rpc.security import AsyncToken, BlockingToken, channel_credentials
 from kernelflume.rpc.server import MAX_MESSAGE_BYTES
+from kernelflume.rpc.tracing import CallTracer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,14 +33,16 @@ class Channels:
     """None speaks plaintext."""
     token: str | None = field(default=None, repr=False)
     """Bearer token sent with each unary call, and with streams of channels for plain threads."""
-    interceptors: tuple[grpc.aio.ClientInterceptor, ...] = ()
-    """Further interceptors of channels for an event loop."""
+    traced: bool = False
+    """Unary calls of an event loop get spans and carry them on."""
 
     def open(self, address: str) -> grpc.aio.Channel:
         """Open a channel for the running event loop; connecting happens at the first call."""
-        interceptors: Sequence[grpc.aio.ClientInterceptor] = self.interceptors
+        interceptors: list[grpc.aio.ClientInterceptor] = []
+        if self.traced:
+            interceptors.append(CallTracer(address))
         if self.token is not None:
-            interceptors = (*interceptors, AsyncToken(self.token))
+            interceptors.append(AsyncToken(self.token))
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=self._options(), interceptors=interceptors)
         return grpc.aio.secure_channel(

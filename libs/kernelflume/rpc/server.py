@@ -13,11 +13,14 @@ from grpc_reflection.v1alpha import reflection
 from kernelflume.core.errors import ConfigurationError, KernelFlumeError
 from kernelflume.rpc.security import TokenInterceptor, is_loopback, server_credentials
 from kernelflume.rpc.status import code_of, trailers_of
+from kernelflume.rpc.tracing import ServiceTracer
+from kernelflume.runtime.tracing import NO_TRACER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from kernelflume.runtime.tls import TlsMaterial
+    from kernelflume.runtime.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ class Server:
         *,
         tls: TlsMaterial | None = None,
         token: str | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         """Make a server that does not listen yet.
 
@@ -99,11 +102,15 @@ class Server:
             service_names: full names of the services that reflection and health checks tell of.
             tls: listen with its certificate; plaintext if it has none.
             token: bearer token without which only health checks are answered; None answers everyone.
-            interceptors: further ones, around the handlers but inside the check of the token.
+            tracer: continues the traces that unary calls bring.
         """
-        checks = [TokenInterceptor(token)] if token is not None else []
+        interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+        if tracer is not NO_TRACER:
+            interceptors.insert(0, ServiceTracer(tracer))
+        if token is not None:
+            interceptors.insert(0, TokenInterceptor(token))
         self._server = grpc.aio.server(
-            interceptors=[*checks, *interceptors, ErrorInterceptor()],
+            interceptors=interceptors,
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.so_reuseport", 0),

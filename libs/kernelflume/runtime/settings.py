@@ -23,6 +23,7 @@ from pydantic_settings import (
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.tls import TlsSettings
+from kernelflume.runtime.tracing import TracingSettings
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -97,6 +98,8 @@ class ServiceSettings(BaseSettings):
     """End when the parent process ends, however it ends."""
     tls: TlsSettings = TlsSettings()
     """Security of gRPC, as a server and in calls to other services."""
+    tracing: TracingSettings = TracingSettings()
+    """Traces of requests and scale operations."""
 
     @classmethod
     def settings_customise_sources(

@@ -24,6 +24,7 @@ from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.tracing import TRACES_GRACE_S, open_tracer
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -46,9 +47,11 @@ async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
     """
     incarnation = new_incarnation()
     name = node_name(settings.node_id, incarnation)
-    server = Server(settings.address, [_SERVICE_NAME], tls=settings.tls.read())
+    tracer = open_tracer(settings.tracing, service="anode", instance=settings.node_id)
+    server = Server(settings.address, [_SERVICE_NAME], tls=settings.tls.read(), tracer=tracer)
     store = RedisStore(settings.redis_url, cluster=settings.cluster)
     async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(asyncio.to_thread, tracer.close, TRACES_GRACE_S)
         cleanup.push_async_callback(store.close)
         started = await start_unless_stopped(worker_config(settings, name), stop)
         if started is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernelflume.router.generation import GenerateCall
+    from kernelflume.runtime.tracing import Headers
     from kernelflume.store.base import LeaseStore
 
 logger = logging.getLogger(__name__)
@@ -69,10 +70,12 @@ class WeightNode:
         """True when none of this router's calls runs there."""
         return self._num_calls == 0
 
-    def generate(self, request: wnode_pb2.GenerateRequest, *, timeout_s: float) -> GenerateCall:
-        """Start a call; ``call_ended`` must be told of its end."""
+    def generate(
+        self, request: wnode_pb2.GenerateRequest, *, timeout_s: float, headers: Headers
+    ) -> GenerateCall:
+        """Start a call in the trace of ``headers``; ``call_ended`` must be told of its end."""
         self._num_calls += 1
-        call: GenerateCall = self._stub.Generate(request, timeout=timeout_s)
+        call: GenerateCall = self._stub.Generate(request, timeout=timeout_s, metadata=headers)
         return call
 
     def call_ended(self) -> None:

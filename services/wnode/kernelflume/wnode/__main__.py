@@ -19,6 +19,7 @@ from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.tracing import NO_TRACER, TRACES_GRACE_S, open_tracer
 from kernelflume.store.redis import RedisStore
 from kernelflume.wnode.engine_client import EngineClient
 from kernelflume.wnode.messages import EngineArguments
@@ -50,6 +51,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
     tls = settings.tls.read()
+    tracer = open_tracer(settings.tracing, service="wnode", instance=settings.node_id)
     registry = CollectorRegistry()
     engine = EngineClient(
         EngineArguments(
@@ -70,10 +72,10 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         engine=engine,
         store=store,
         metrics=WeightNodeMetrics(registry),
-        channels=Channels(tls=tls),
+        channels=Channels(tls=tls, traced=tracer is not NO_TRACER),
     )
-    server = Server(settings.address, [_SERVICE_NAME], tls=tls)
-    wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell), server.grpc_server)
+    server = Server(settings.address, [_SERVICE_NAME], tls=tls, tracer=tracer)
+    wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell, tracer), server.grpc_server)
     await server.start()
     try:
         ready = await engine.start(shell.deliver, timeout_s=_LOAD_TIMEOUT_S)
@@ -93,6 +95,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         await server.stop(_STOP_GRACE_S)
         await engine.stop()
         await store.close()
+        await asyncio.to_thread(tracer.close, TRACES_GRACE_S)
 
 
 def _max_model_len(settings: WeightNodeSettings, config: ModelConfig) -> int:
