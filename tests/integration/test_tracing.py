@@ -206,7 +206,7 @@ async def test_a_scale_operation_has_its_phases_and_their_calls(valkey_url: str)
             "kernelflume.operation.node_ids": ["a-2"],
         }
         phases = receiver.children(up)
-        assert [phase.name for phase in phases] == ["launching", "prewarming", "publishing"]
+        assert [phase.name for phase in phases] == ["launching", "prewarming", "ready", "publishing"]
         assert {phase.trace_id for phase in phases} == {up.trace_id}
         [prepare] = [call for call in receiver.children(phases[1]) if call.name == "PrepareEndpoint"]
         assert prepare.kind == CLIENT_KIND
