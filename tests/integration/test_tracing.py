@@ -14,11 +14,13 @@ import httpx
 import pytest
 from tests.collector import Collector, collector
 from tests.router_parts import END_ID, ScriptedWeightNode, router, write_model
-from tests.scaler_rig import Rig, scaler_rig
+from tests.scaler_rig import Rig, eventually, scaler_rig
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.routing import NodeState
+from kernelflume.core.sampling import SamplingParameters
 from kernelflume.rpc.channel import Channels
+from kernelflume.rpc.codec import sampling_to_proto
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.tracing import CURRENT_SPAN, NO_TRACER, Tracer, TracingSettings, open_tracer
@@ -64,6 +66,7 @@ class TracedWeightNode(ScriptedWeightNode):
         super().__init__(folder, None)
         self._loop = asyncio.get_running_loop()
         self.answers = True
+        self.says_more = False
         self.table = RequestTable(self._engine, max_in_flight=4, max_model_len=256, vocab_size=1000)
         self._service = WeightNodeServicer(SimpleNamespace(requests=self.table), tracer)  # type: ignore[arg-type]
 
@@ -79,6 +82,8 @@ class TracedWeightNode(ScriptedWeightNode):
                 TokenOutput(command.request_id, (51,)),
                 TokenOutput(command.request_id, (), "stop", END_ID),
             ]
+        if self.says_more:
+            outputs = outputs[:1]
         for output in outputs:
             self._loop.call_soon(self.table.deliver, StepOutput((output,)))
 
@@ -169,6 +174,29 @@ async def test_refusals_and_failures_are_told_apart(tmp_path: Path) -> None:
         refused = receiver.one("Generate")
         assert (refused.failed, refused.message) == (True, "no room")
         assert refused.trace_id == overloaded.trace_id
+
+
+async def test_a_cancelled_request_is_no_failure(tmp_path: Path) -> None:
+    async with collector() as receiver:
+        async with tracing(receiver, "wnode") as tracer:
+            node = TracedWeightNode(write_model(tmp_path), tracer)
+            node.says_more = True
+            await node.start()
+            async with Channels().open(node.address) as channel:
+                sampling = sampling_to_proto(SamplingParameters(max_tokens=9))
+                request = wnode_pb2.GenerateRequest(request_id="r", prompt_token_ids=[50], sampling=sampling)
+                call = wnode_pb2_grpc.WeightNodeStub(channel).Generate(request, timeout=WAIT_S)
+                assert (await call.read()).token_ids == [50]
+                call.cancel()
+
+                async def ended() -> bool:
+                    return not len(node.table)
+
+                await eventually(ended)
+            await node.server.stop(0)
+        span = receiver.one("Generate")
+        assert list(span.events) == ["scheduled", "first_token", "cancelled"]
+        assert not span.failed
 
 
 async def test_what_is_not_sampled_is_not_sent_by_anyone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from grpc_health.v1 import health
 
 from kernelflume.runtime.tracing import CURRENT_SPAN, SpanKind
 
@@ -30,7 +31,8 @@ class CallTracer(grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Make the call within its span."""
         parent = CURRENT_SPAN.get()()
-        if not parent.recording:
+        # Whoever waits for a server to come up asks its health many times a second.
+        if not parent.recording or _is_health_check(client_call_details.method):
             return await continuation(client_call_details, request)
         attributes = {"server.address": self._address, **_rpc_attributes(client_call_details.method)}
         span = parent.child(str(attributes["rpc.method"]), kind=SpanKind.CLIENT, attributes=attributes)
@@ -100,7 +102,17 @@ def _fail(span: Span, code: Any, details: Any) -> None:
     span.fail(f"{name}: {details}" if details else name)
 
 
+def _is_health_check(method: str | bytes) -> bool:
+    return bool(_parts(method)[0] == health.SERVICE_NAME)
+
+
 def _rpc_attributes(method: str | bytes) -> Attributes:
+    service, name = _parts(method)
+    return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+
+
+def _parts(method: str | bytes) -> tuple[str, str]:
+    """Return service and name of /service/name."""
     path = method.decode() if isinstance(method, bytes) else method
     service, _, name = path.removeprefix("/").partition("/")
-    return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    return service, name

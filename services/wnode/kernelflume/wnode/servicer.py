@@ -49,7 +49,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 yield wnode_pb2.GenerateEvent(
                     token_ids=token_ids, finish_reason=last.finish_reason, stop_token_id=last.stop_token_id
                 )
-        except BaseException as error:
+        except Exception as error:
             trace.failed(error)
             raise
         finally:

@@ -17,6 +17,7 @@ class GenerateTrace:
 
     def __init__(self, span: Span) -> None:
         self._span = span
+        self._has_end = False
 
     @classmethod
     def begin(cls, tracer: Tracer, request: wnode_pb2.GenerateRequest, headers: Any) -> Self:
@@ -46,6 +47,7 @@ class GenerateTrace:
 
     def ended(self, num_tokens: int, finish_reason: str) -> None:
         """Note the last output."""
+        self._has_end = True
         self._span.event("end", {"finish_reason": finish_reason})
         self._span.set(
             {
@@ -54,11 +56,14 @@ class GenerateTrace:
             }
         )
 
-    def failed(self, error: BaseException) -> None:
-        """Note that the request was refused, failed, or was cancelled by its caller."""
+    def failed(self, error: Exception) -> None:
+        """Note that the request was refused or failed."""
+        self._has_end = True
         self._span.set({"error.type": type(error).__name__})
-        self._span.fail(str(error) or type(error).__name__)
+        self._span.fail(str(error))
 
     def close(self) -> None:
-        """End the span."""
+        """End the span. Without an end before, the caller has cancelled, as routers do at a stop string."""
+        if not self._has_end:
+            self._span.event("cancelled")
         self._span.end()
