@@ -126,6 +126,10 @@ async def test_a_token_opens_and_none_or_a_wrong_one_does_not(caplog: pytest.Log
     caplog.set_level(logging.DEBUG)
     async with serving(token=TOKEN) as address:
         assert await call(address, Channels(token=TOKEN)) == 7
+        async with Channels(token=TOKEN).open(address) as channel:
+            stub = scaler_pb2_grpc.ScalerAdminStub(channel)
+            watching = stub.WatchOperation(scaler_pb2.GetOperationRequest(), timeout=WAIT_S)
+            assert [operation.result async for operation in watching] == ["succeeded"]
         for channels in (PLAINTEXT, Channels(token="wrong"), Channels(token=TOKEN + "x")):  # noqa: S106
             failure = await refused(address, channels)
             assert failure.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -24,13 +24,14 @@ from kernelflume.cli.security import (
     TlsCertificate,
     TlsKey,
     TlsRequireClientCertificate,
-    TlsServerName,
     TokenFile,
     admin_channels,
     tls_settings,
     tracing_settings,
+    with_channels,
 )
 from kernelflume.cli.stack import StackOptions
+from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.v1 import scaler_pb2
 from kernelflume.runtime.service import EXIT_FAILED
 from kernelflume.runtime.settings import parse_size
@@ -176,23 +177,16 @@ def serve(
 
 
 @app.command(name="status")
+@with_channels
 def show_status(
     *,
     scaler: ScalerAddress = DEFAULT_SCALER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_server_name: TlsServerName = "",
+    channels: Channels,
 ) -> None:
     """Show the epoch, nodes with state, keys and values held and capacity, sequences and their ranges."""
-    with errors_as_exit():
-        tls = tls_settings(
-            ca=tls_ca, certificate=tls_certificate, key=tls_key, server_name=tls_server_name
-        )  # fmt: skip
-        with scaler_admin(scaler, admin_channels(tls, token_file)) as admin:
-            topology = admin.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT_S)
+    with errors_as_exit(), scaler_admin(scaler, channels) as admin:
+        topology = admin.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT_S)
     if as_json:
         typer.echo(json.dumps(status.to_dict(topology), indent=2))
     else:
@@ -202,6 +196,7 @@ def show_status(
 
 
 @app.command()
+@with_channels
 def scale(
     *,
     attention_nodes: Annotated[
@@ -221,19 +216,11 @@ def scale(
         float,
         typer.Option(min=0, help="Seconds in which new nodes must be ready; 0 for the scaler's default."),
     ] = 0.0,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_server_name: TlsServerName = "",
+    channels: Channels,
 ) -> None:
     """Add or drain attention nodes until there are as many as asked for. Running requests go on."""
     chosen_id = operation_id or f"cli-{uuid.uuid4().hex[:12]}"
     with errors_as_exit():
-        tls = tls_settings(
-            ca=tls_ca, certificate=tls_certificate, key=tls_key, server_name=tls_server_name
-        )  # fmt: skip
-        channels = admin_channels(tls, token_file)
         operation = scaling.request_scale(
             scaler,
             operation_id=chosen_id,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import typing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
+from kernelflume.cli.exits import errors_as_exit
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.tls import TlsSettings, read_token
 from kernelflume.runtime.tracing import TracingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TokenFile = Annotated[
     Path | None,
@@ -36,6 +43,41 @@ TlsRequireClientCertificate = Annotated[
     bool,
     typer.Option("--tls-require-client-certificate", help="Refuse callers without a certificate of the CA."),
 ]
+
+
+def with_channels(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command these flags; it gets ``channels``, how the scaler is called, in their place."""
+
+    @functools.wraps(command)
+    def secured(*, token_file: Path | None, tls_server_name: str, **arguments: Any) -> None:
+        files = {name: arguments.pop(f"tls_{name}") for name in ("ca", "certificate", "key")}
+        with errors_as_exit():
+            channels = admin_channels(tls_settings(**files, server_name=tls_server_name), token_file)
+        command(**arguments, channels=channels)
+
+    signature = inspect.signature(command)
+    hints = typing.get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in signature.parameters.values()
+        if parameter.name != "channels"
+    ]
+    flags = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in (
+            ("token_file", TokenFile, None),
+            ("tls_ca", TlsCa, None),
+            ("tls_certificate", TlsCertificate, None),
+            ("tls_key", TlsKey, None),
+            ("tls_server_name", TlsServerName, ""),
+        )
+    ]
+    # typer reads a command's flags from its signature; the wrapped function's must not shine through.
+    del secured.__wrapped__
+    parameters = [*own, *flags]
+    secured.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    secured.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return secured
 
 
 def tls_settings(**fields: Any) -> TlsSettings:

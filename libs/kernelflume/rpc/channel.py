@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from kernelflume.rpc.security import AsyncToken, BlockingToken, channel_credentials
+from kernelflume.rpc.security import AsyncStreamToken, AsyncToken, BlockingToken, channel_credentials
 from kernelflume.rpc.server import MAX_MESSAGE_BYTES
 from kernelflume.rpc.tracing import CallTracer
 
@@ -32,7 +32,7 @@ class Channels:
     tls: TlsMaterial | None = None
     """None speaks plaintext."""
     token: str | None = field(default=None, repr=False)
-    """Bearer token sent with each unary call, and with streams of channels for plain threads."""
+    """Bearer token sent with each call of one request, answered by one message or by a stream."""
     traced: bool = False
     """Unary calls of an event loop get spans and carry them on."""
 
@@ -42,7 +42,7 @@ class Channels:
         if self.traced:
             interceptors.append(CallTracer(address))
         if self.token is not None:
-            interceptors.append(AsyncToken(self.token))
+            interceptors += [AsyncToken(self.token), AsyncStreamToken(self.token)]
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=self._options(), interceptors=interceptors)
         return grpc.aio.secure_channel(

@@ -135,5 +135,19 @@ class AsyncToken(grpc.aio.UnaryUnaryClientInterceptor):
 
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Pass the call on with the token."""
-        metadata = grpc.aio.Metadata(*(client_call_details.metadata or ()), self._header)
-        return await continuation(client_call_details._replace(metadata=metadata), request)
+        return await continuation(_with_header(client_call_details, self._header), request)
+
+
+class AsyncStreamToken(grpc.aio.UnaryStreamClientInterceptor):
+    """Adds the token to each stream of a channel of an event loop."""
+
+    def __init__(self, token: str) -> None:
+        self._header = (AUTHORIZATION_KEY, f"Bearer {token}")
+
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Pass the call on with the token."""
+        return await continuation(_with_header(client_call_details, self._header), request)
+
+
+def _with_header(details: Any, header: tuple[str, str]) -> Any:
+    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), header))
