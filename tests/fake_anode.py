@@ -14,6 +14,7 @@ from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
 from kernelflume.rpc.server import Server
 from kernelflume.runtime.service import new_incarnation
 from kernelflume.runtime.tether import tether_to_parent
+from kernelflume.runtime.tls import TlsSettings
 from kernelflume.store.redis import RedisStore
 
 
@@ -23,7 +24,8 @@ async def serve(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    server = Server(options.address, [])
+    tls = TlsSettings(certificate=options.certificate, key=options.key, ca=options.ca)
+    server = Server(options.address, [], tls=tls.read())
     await server.start()
     await server.set_serving(serving=True)
     record = LeaseRecord(
@@ -55,6 +57,8 @@ def main() -> None:
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--fail", help="say this and exit with code 3")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    for name in ("certificate", "key", "ca"):
+        parser.add_argument(f"--tls.{name}", dest=name)
     options, _ = parser.parse_known_args()
     if options.fail:
         sys.stderr.write(f"starting\n{options.fail}\n")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
+    from kernelflume.runtime.tls import TlsMaterial
+
 SERVICE = "kernelflume.rpc.v1.WeightNode"
 SPECIAL_TOKENS = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
 BOS_ID, START_ID, END_ID = range(3)
@@ -123,7 +125,7 @@ def endless(token_id: int, *, pause_s: float = 0.005) -> Any:
 class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     """A real gRPC server whose tokens come from a script."""
 
-    def __init__(self, folder: Path, script: Any) -> None:
+    def __init__(self, folder: Path, script: Any, *, tls: TlsMaterial | None = None) -> None:
         checkpoint = resolve(str(folder))
         self.card = wnode_pb2.ModelCard(
             geometry=common_pb2.KvGeometry(model_id=checkpoint.model_id, model_revision=checkpoint.revision),
@@ -136,7 +138,7 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []
         self.changed = asyncio.Condition()
-        self.server = Server("127.0.0.1:0", [SERVICE])
+        self.server = Server("127.0.0.1:0", [SERVICE], tls=tls)
         wnode_pb2_grpc.add_WeightNodeServicer_to_server(self, self.server.grpc_server)
 
     @property

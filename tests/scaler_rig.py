@@ -12,10 +12,12 @@ import grpc
 
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
 from kernelflume.core.ranges import SequenceRoute
+from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import new_incarnation
+from kernelflume.runtime.tracing import NO_TRACER
 from kernelflume.scaler.actors import Actors
 from kernelflume.scaler.book import OperationBook
 from kernelflume.scaler.controller import Controller, ControllerSettings
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 
     from kernelflume.core.routing import NodeState, RoutingSnapshot
+    from kernelflume.runtime.tracing import Tracer
     from kernelflume.scaler.operation import Operation, Phase
     from kernelflume.scaler.providers.base import Provider
     from kernelflume.store.base import RoutingStore
@@ -282,6 +285,7 @@ async def scaler_rig(
     patience_s: float = 5.0,
     grace_s: float = 0.2,
     runs: bool = True,
+    tracer: Tracer = NO_TRACER,
 ) -> AsyncIterator[Rig]:
     clock = MonotonicClock()
     store = store_class(url, cluster=CLUSTER)
@@ -290,15 +294,18 @@ async def scaler_rig(
     record = LeaseRecord(kind=NodeKind.SCALER, node_id="s-1", incarnation=new_incarnation(), address="here:1")
     await leadership.acquire(record, contact_timeout_s=WAIT_S)
     provider = make_provider(outside)
+    channels = Channels(traced=tracer is not NO_TRACER)
     actors = Actors(
         store=store,
         table=Table(store, leadership, clock),
         provider=provider,
-        weights=WeightNodes(store, clock, patience_s=patience_s),
+        weights=WeightNodes(store, clock, patience_s=patience_s, channels=channels),
         clock=clock,
         commit_patience_s=5.0,
         release_timeout_s=deadline_s,
         terminate_grace_s=5.0,
+        channels=channels,
+        tracer=tracer,
     )
     settings = ControllerSettings(
         policy=PolicySettings(

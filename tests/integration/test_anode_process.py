@@ -344,7 +344,7 @@ def test_the_worker_ends_with_its_shell(tmp_path: Path) -> None:
     [
         ([], "--geometry (or KERNELFLUME_ANODE_GEOMETRY) is required"),
         (["--geometry", "{"], "--geometry: geometry is no JSON"),
-        (["--geometry", "{}"], "--geometry: geometry: "),
+        (["--geometry", "{}"], "--geometry: geometry needs "),
     ],
 )
 def test_a_bad_setting_refuses_the_start(flags: list[str], message: str) -> None:

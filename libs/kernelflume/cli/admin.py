@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kernelflume.core.errors import UnavailableError
-from kernelflume.rpc.channel import open_blocking_channel
+from kernelflume.core.errors import UnauthenticatedError, UnavailableError
+from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import scaler_pb2_grpc
 
@@ -21,23 +21,23 @@ _CONNECT_TIMEOUT_S = 1.0
 
 
 @contextmanager
-def scaler_admin(address: str) -> Iterator[scaler_pb2_grpc.ScalerAdminStub]:
+def scaler_admin(address: str, channels: Channels = PLAINTEXT) -> Iterator[scaler_pb2_grpc.ScalerAdminStub]:
     """Give a stub of the scaler at ``address`` and turn its failures into the product's errors.
 
     Raises:
         UnavailableError: nothing answers there, or the scaler itself lacks something, such as the store.
+        UnauthenticatedError: the scaler wants a token, and the right one was not given.
         KernelFlumeError: the scaler refused.
     """
-    with open_blocking_channel(address) as channel:
+    with channels.open_blocking(address) as channel:
         try:
             yield scaler_pb2_grpc.ScalerAdminStub(channel)
         except grpc.RpcError as failure:
             error = error_of(failure)
             if isinstance(error, UnavailableError) and not _is_connected(channel):
-                raise UnavailableError(
-                    f"no scaler answers at {address}; is the stack running (kernelflume serve), "
-                    "or does its scaler listen elsewhere (--scaler)?"
-                ) from failure
+                raise UnavailableError(_advice(address, channels, error)) from failure
+            if isinstance(error, UnauthenticatedError):
+                raise UnauthenticatedError(f"the scaler at {address}: {error} (--token-file)") from failure
             raise error from failure
 
 
@@ -48,3 +48,13 @@ def _is_connected(channel: grpc.Channel) -> bool:
     except grpc.FutureTimeoutError:
         return False
     return True
+
+
+def _advice(address: str, channels: Channels, error: UnavailableError) -> str:
+    if channels.tls is not None:
+        # A failed handshake looks like a server that is not there; only the details tell them apart.
+        return f"no scaler answers at {address} over TLS (--tls-ca, --tls-certificate, --tls-key): {error}"
+    return (
+        f"no scaler answers at {address}; is the stack running (kernelflume serve), "
+        "does its scaler listen elsewhere (--scaler), or does it want TLS (--tls-ca)?"
+    )

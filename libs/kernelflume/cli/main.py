@@ -19,7 +19,19 @@ from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
+from kernelflume.cli.security import (
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    TlsRequireClientCertificate,
+    TokenFile,
+    admin_channels,
+    tls_settings,
+    tracing_settings,
+    with_channels,
+)
 from kernelflume.cli.stack import StackOptions
+from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.v1 import scaler_pb2
 from kernelflume.runtime.service import EXIT_FAILED
 from kernelflume.runtime.settings import parse_size
@@ -121,12 +133,30 @@ def serve(
         Literal["debug", "info", "warning", "error"], typer.Option(help="Least severe level that is logged.")
     ] = "info",
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all must be ready.")] = 300.0,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_require_client_certificate: TlsRequireClientCertificate = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317. [default: none]"),
+    ] = None,
 ) -> None:
     """Run the whole stack on this machine: store, scaler, attention nodes, weight node and router.
 
     A setting of a service that has no flag here is given by its environment variable, such as
     KERNELFLUME_WNODE_MAX_NUM_SEQS; `kernelflume wnode --help` lists them.
     """
+    with errors_as_exit():
+        tls = tls_settings(
+            ca=tls_ca,
+            certificate=tls_certificate,
+            key=tls_key,
+            require_client_certificate=tls_require_client_certificate,
+        )
+        channels = admin_channels(tls, token_file)
+        tracing = tracing_settings(otlp_endpoint)
     options = StackOptions(
         model=model,
         served_model_names=tuple(served_model_name or ()),
@@ -143,6 +173,8 @@ def serve(
         transport_error_handling=transport_error_handling,
         log_level=log_level,
         log_dir=(log_dir or _state_dir() / str(port)).absolute(),
+        common_flags=(*tls.flags(), *tracing.flags()),
+        admin_token_file=token_file,
     )
     # Reading checkpoints needs libraries that no other command does.
     from kernelflume.cli.prepare import prepare  # noqa: PLC0415
@@ -151,17 +183,28 @@ def serve(
     with errors_as_exit():
         with reporter_for(err) as reporter:
             options, stages = prepare(options, reporter)
-        asyncio.run(run_stages(options, stages, start_timeout_s=start_timeout, out=Console(), err=err))
+        asyncio.run(
+            run_stages(
+                options,
+                stages,
+                start_timeout_s=start_timeout,
+                channels=channels,
+                out=Console(),
+                err=err,
+            )
+        )
 
 
 @app.command(name="status")
+@with_channels
 def show_status(
     *,
     scaler: ScalerAddress = DEFAULT_SCALER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    channels: Channels,
 ) -> None:
     """Show the epoch, nodes with state, keys and values held and capacity, sequences and their ranges."""
-    with errors_as_exit(), scaler_admin(scaler) as admin:
+    with errors_as_exit(), scaler_admin(scaler, channels) as admin:
         topology = admin.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT_S)
     if as_json:
         typer.echo(json.dumps(status.to_dict(topology), indent=2))
@@ -172,6 +215,7 @@ def show_status(
 
 
 @app.command()
+@with_channels
 def scale(
     *,
     attention_nodes: Annotated[
@@ -192,12 +236,17 @@ def scale(
         float,
         typer.Option(min=0, help="Seconds in which new nodes must be ready; 0 for the scaler's default."),
     ] = 0.0,
+    channels: Channels,
 ) -> None:
     """Add or drain attention nodes until there are as many as asked for. Running requests go on."""
     chosen_id = operation_id or f"cli-{uuid.uuid4().hex[:12]}"
     with errors_as_exit():
         operation = scaling.request_scale(
-            scaler, operation_id=chosen_id, num_attention_nodes=attention_nodes, deadline_s=deadline
+            scaler,
+            operation_id=chosen_id,
+            num_attention_nodes=attention_nodes,
+            deadline_s=deadline,
+            channels=channels,
         )
         if wait and not operation.result:
             operation = scaling.wait_operation(
@@ -205,6 +254,7 @@ def scale(
                 chosen_id,
                 timeout_s=timeout,
                 on_change=lambda state: typer.echo(state.phase, err=True),
+                channels=channels,
             )
     if not operation.result:
         typer.echo(f"{chosen_id}: {operation.phase}")

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kernelflume.cli.stack import Probe
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.routing import NodeState
-from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc, wnode_pb2, wnode_pb2_grpc
 from kernelflume.store.redis import RedisStore
@@ -30,7 +30,8 @@ _BODY_BYTES = 4096
 class Readiness:
     """All probes of one stack. It holds gRPC channels: close it at the end."""
 
-    def __init__(self, *, cluster: str, num_attention_nodes: int) -> None:
+    def __init__(self, *, cluster: str, num_attention_nodes: int, channels: Channels = PLAINTEXT) -> None:
+        self._opener = channels
         self._cluster = cluster
         self._num_attention_nodes = num_attention_nodes
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -57,7 +58,7 @@ class Readiness:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = self._opener.open(address)
         return self._channels[address]
 
     async def _store(self, url: str) -> str | None:

@@ -10,6 +10,7 @@ from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.readiness import Readiness
 from kernelflume.cli.stack import LOCALHOST, base_url
 from kernelflume.cli.supervisor import Supervisor, adopt_orphans
+from kernelflume.rpc.channel import PLAINTEXT
 from kernelflume.runtime.clock import MonotonicClock
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kernelflume.cli.stack import PartSpec, StackOptions
+    from kernelflume.rpc.channel import Channels
 
 
 async def run_stages(
@@ -25,6 +27,7 @@ async def run_stages(
     stages: Sequence[Sequence[PartSpec]],
     *,
     start_timeout_s: float,
+    channels: Channels = PLAINTEXT,
     out: Console,
     err: Console,
 ) -> None:
@@ -34,6 +37,7 @@ async def run_stages(
         options: what was planned from.
         stages: the parts; a stage starts when the one before is ready.
         start_timeout_s: bound of the start, from the first process until all are ready.
+        channels: how the parts are asked whether they are ready.
         out: gets the one ready line.
         err: gets progress.
 
@@ -43,7 +47,9 @@ async def run_stages(
         StackInterruptedError: told to end before it was ready; everything was ended.
     """
     adopt_orphans()
-    readiness = Readiness(cluster=options.cluster, num_attention_nodes=options.num_attention_nodes)
+    readiness = Readiness(
+        cluster=options.cluster, num_attention_nodes=options.num_attention_nodes, channels=channels
+    )
     supervisor = Supervisor(log_dir=options.log_dir, readiness=readiness, clock=MonotonicClock())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

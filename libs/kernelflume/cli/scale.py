@@ -8,16 +8,24 @@ import grpc
 
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.core.errors import DeadlineError, UnavailableError
+from kernelflume.rpc.channel import PLAINTEXT
 from kernelflume.rpc.v1 import scaler_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernelflume.rpc.channel import Channels
+
 SUCCEEDED = "succeeded"
 
 
 def request_scale(
-    address: str, *, operation_id: str, num_attention_nodes: int, deadline_s: float
+    address: str,
+    *,
+    operation_id: str,
+    num_attention_nodes: int,
+    deadline_s: float,
+    channels: Channels = PLAINTEXT,
 ) -> scaler_pb2.Operation:
     """Ask the scaler at ``address`` and return the operation as it stands.
 
@@ -28,7 +36,7 @@ def request_scale(
     request = scaler_pb2.SetTargetRequest(
         operation_id=operation_id, attention_nodes=num_attention_nodes, deadline_seconds=deadline_s
     )
-    with scaler_admin(address) as scaler:
+    with scaler_admin(address, channels) as scaler:
         operation: scaler_pb2.Operation = scaler.SetTarget(request, timeout=CALL_TIMEOUT_S)
         return operation
 
@@ -39,6 +47,7 @@ def wait_operation(
     *,
     timeout_s: float,
     on_change: Callable[[scaler_pb2.Operation], object],
+    channels: Channels = PLAINTEXT,
 ) -> scaler_pb2.Operation:
     """Watch an operation until it has a result and return it.
 
@@ -47,6 +56,7 @@ def wait_operation(
         operation_id: as given to ``request_scale``.
         timeout_s: bound of the wait; the operation itself goes on after it.
         on_change: called with each state that the scaler sends.
+        channels: how the scaler is called.
 
     Raises:
         DeadlineError: it has no result within ``timeout_s``.
@@ -54,7 +64,7 @@ def wait_operation(
     """
     request = scaler_pb2.GetOperationRequest(operation_id=operation_id)
     operation = scaler_pb2.Operation()
-    with scaler_admin(address) as scaler:
+    with scaler_admin(address, channels) as scaler:
         try:
             for operation in scaler.WatchOperation(request, timeout=timeout_s):
                 on_change(operation)

@@ -55,6 +55,9 @@ class StackOptions:
     """``peer`` or ``none``; all nodes need the same."""
     log_level: str
     log_dir: Path
+    common_flags: tuple[str, ...] = ()
+    """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
+    admin_token_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,11 @@ def plan_stack(
         embedded_redis: command of the embedded server; not used with ``options.redis_url``.
     """
     redis_url = options.redis_url or f"redis://{LOCALHOST}:{ports.redis}/0"
-    common = ("--redis-url", redis_url, "--cluster", options.cluster, "--log-level", options.log_level)
+    common = (
+        *("--redis-url", redis_url, "--cluster", options.cluster, "--log-level", options.log_level),
+        *options.common_flags,
+    )
+    token = ("--admin-token-file", str(options.admin_token_file)) if options.admin_token_file else ()
     transport = ("--transport-error-handling", options.transport_error_handling)
     lengths = ("--max-model-len", str(options.max_model_len)) if options.max_model_len else ()
     scaler_address = f"{LOCALHOST}:{options.scaler_port}"
@@ -126,6 +133,7 @@ def plan_stack(
             *("--attention-node-threads", str(threads.attention_node)),
             *("--geometry", json.dumps(geometry.to_dict())),
             *("--log-dir", str(options.log_dir)),
+            *token,
             *transport,
             *common,
         ),

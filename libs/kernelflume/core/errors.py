@@ -23,6 +23,10 @@ class ConfigurationError(KernelFlumeError):
     """A setting stops a service from starting; the message names the setting."""
 
 
+class UnauthenticatedError(KernelFlumeError):
+    """The caller did not prove who it is."""
+
+
 class NotFoundError(KernelFlumeError):
     """The thing named does not exist (any more)."""
 

@@ -11,10 +11,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kernelflume.core.errors import ConfigurationError, KernelFlumeError
+from kernelflume.rpc.security import TokenInterceptor, is_loopback, server_credentials
 from kernelflume.rpc.status import code_of, trailers_of
+from kernelflume.rpc.tracing import ServiceTracer
+from kernelflume.runtime.tracing import NO_TRACER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from kernelflume.runtime.tls import TlsMaterial
+    from kernelflume.runtime.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -80,15 +86,38 @@ def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
 class Server:
     """One listening gRPC server. Start it, mark it serving when the service can work, stop it at the end."""
 
-    def __init__(self, address: str, service_names: list[str]) -> None:
+    def __init__(
+        self,
+        address: str,
+        service_names: list[str],
+        *,
+        tls: TlsMaterial | None = None,
+        token: str | None = None,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
+        """Make a server that does not listen yet.
+
+        Args:
+            address: host:port to listen on; port 0 takes a free one.
+            service_names: full names of the services that reflection and health checks tell of.
+            tls: listen with its certificate; plaintext if it has none.
+            token: bearer token without which only health checks are answered; None answers everyone.
+            tracer: continues the traces that unary calls bring.
+        """
+        interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+        if tracer is not NO_TRACER:
+            interceptors.insert(0, ServiceTracer(tracer))
+        if token is not None:
+            interceptors.insert(0, TokenInterceptor(token))
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor()],
+            interceptors=interceptors,
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.so_reuseport", 0),
             ],
         )
         self._requested_address = address
+        self._credentials = server_credentials(tls) if tls is not None else None
         self._names = service_names
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -108,10 +137,16 @@ class Server:
         Raises:
             ConfigurationError: the address cannot be listened on.
         """
+        address = self._requested_address
+        if self._credentials is None and not is_loopback(address):
+            logger.warning("gRPC at %s is plaintext and open to other machines; see tls settings", address)
         try:
-            self.port = self._server.add_insecure_port(self._requested_address)
+            if self._credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
-            raise ConfigurationError(f"cannot listen on {self._requested_address}: {error}") from error
+            raise ConfigurationError(f"cannot listen on {address}: {error}") from error
         await self.set_serving(serving=False)
         await self._server.start()
 

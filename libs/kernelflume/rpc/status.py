@@ -18,6 +18,7 @@ PARAMETER_KEY = "invalid-parameter"
 _CODES: tuple[tuple[type[errors.KernelFlumeError], grpc.StatusCode], ...] = (
     (errors.InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
     (errors.NotFoundError, grpc.StatusCode.NOT_FOUND),
     (errors.OverloadedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.KvPoolExhaustedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -55,6 +56,7 @@ def error_of(failure: grpc.RpcError) -> errors.KernelFlumeError:
         retry_after_ms = int(trailers.get(RETRY_AFTER_KEY, "1000"))
         return errors.OverloadedError(details, retry_after_s=retry_after_ms / 1000)
     kinds: dict[grpc.StatusCode, type[errors.KernelFlumeError]] = {
+        grpc.StatusCode.UNAUTHENTICATED: errors.UnauthenticatedError,
         grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
         grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
         grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,

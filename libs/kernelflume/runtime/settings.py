@@ -22,6 +22,8 @@ from pydantic_settings import (
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.runtime.tls import TlsSettings
+from kernelflume.runtime.tracing import TracingSettings
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -94,6 +96,10 @@ class ServiceSettings(BaseSettings):
     """Prefix of every key in the store, so that clusters can share one Redis."""
     exit_with_parent: bool = False
     """End when the parent process ends, however it ends."""
+    tls: TlsSettings = TlsSettings()
+    """Security of gRPC, as a server and in calls to other services."""
+    tracing: TracingSettings = TracingSettings()
+    """Traces of requests and scale operations."""
 
     @classmethod
     def settings_customise_sources(

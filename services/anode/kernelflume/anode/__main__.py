@@ -24,6 +24,7 @@ from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.tracing import TRACES_GRACE_S, open_tracer
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 300.0
 """Faulting in some hundred GiB takes minutes."""
 _STOP_TIMEOUT_S = 5.0
+_SERVICE_NAME = anode_pb2.DESCRIPTOR.services_by_name["AttentionNode"].full_name
 
 
 async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
@@ -45,9 +47,11 @@ async def serve(settings: AttentionNodeSettings, stop: asyncio.Event) -> None:
     """
     incarnation = new_incarnation()
     name = node_name(settings.node_id, incarnation)
-    server = Server(settings.address, [anode_pb2.DESCRIPTOR.services_by_name["AttentionNode"].full_name])
+    tracer = open_tracer(settings.tracing, service="anode", instance=settings.node_id)
+    server = Server(settings.address, [_SERVICE_NAME], tls=settings.tls.read(), tracer=tracer)
     store = RedisStore(settings.redis_url, cluster=settings.cluster)
     async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(asyncio.to_thread, tracer.close, TRACES_GRACE_S)
         cleanup.push_async_callback(store.close)
         started = await start_unless_stopped(worker_config(settings, name), stop)
         if started is None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernelflume.router.dispatch import ChoiceJob, Dispatcher
     from kernelflume.router.generation import Generation
     from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.traces import RequestTrace
     from kernelflume.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,9 @@ class Usage:
 class _Progress:
     """Counts one choice's life into the metrics, whatever number of attempts it takes."""
 
-    def __init__(self, metrics: RouterMetrics, clock: Clock, arrived_at: float) -> None:
+    def __init__(self, metrics: RouterMetrics, trace: RequestTrace, clock: Clock, arrived_at: float) -> None:
         self._metrics = metrics
+        self._trace = trace
         self._clock = clock
         self._arrived_at = arrived_at
         self._waiting = True
@@ -45,7 +47,9 @@ class _Progress:
     def started(self, num_tokens: int) -> None:
         self.given_up()
         self._metrics.running.inc()
-        self._metrics.time_to_first_token.observe(self._clock.now() - self._arrived_at)
+        seconds = self._clock.now() - self._arrived_at
+        self._metrics.time_to_first_token.observe(seconds)
+        self._trace.first_token(seconds)
         self._metrics.generation_tokens.inc(num_tokens)
 
     def received(self, num_tokens: int, seconds: float) -> None:
@@ -74,6 +78,7 @@ class Completion:
         choices_per_prompt: int,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
+        trace: RequestTrace,
         clock: Clock,
         arrived_at: float,
         stall_timeout_s: float,
@@ -87,6 +92,7 @@ class Completion:
             choices_per_prompt: `n`: neighbouring jobs share a prompt.
             dispatcher: starts the choices.
             metrics: counts them.
+            trace: told of the first token and the end.
             clock: for latencies.
             arrived_at: when the request came, by ``clock``.
             stall_timeout_s: bound of the wait for the next token of any choice.
@@ -97,8 +103,10 @@ class Completion:
         self._choices_per_prompt = choices_per_prompt
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._trace = trace
         self._clock = clock
         self._arrived_at = arrived_at
+        self._finish_reasons: dict[int, str] = {}
         stalled = DeadlineError(f"no token came within {stall_timeout_s:g} s")
         self._watchdog = Watchdog(stall_timeout_s, partial(self.fail, stalled))
         self._arrived = asyncio.Event()
@@ -180,6 +188,8 @@ class Completion:
         for index in self._open:
             self._count_end(index, "abort")
         self._open = set()
+        reasons = (self._finish_reasons[index] for index in sorted(self._finish_reasons))
+        self._trace.completed(self.usage(), reasons, self._error)
 
     async def _give_up_start(self) -> None:
         for task in self._starting:
@@ -208,13 +218,16 @@ class Completion:
         return news
 
     async def _start(self, job: ChoiceJob) -> Generation:
-        progress = _Progress(self._metrics, self._clock, self._arrived_at)
+        progress = _Progress(self._metrics, self._trace, self._clock, self._arrived_at)
         try:
-            return await self._dispatcher.start(job, arrived=self._arrived, observer=progress)
+            return await self._dispatcher.start(
+                job, arrived=self._arrived, observer=progress, headers=self._trace.headers
+            )
         finally:
             progress.given_up()
 
     def _count_end(self, index: int, reason: str) -> None:
+        self._finish_reasons[index] = reason
         seconds = self._clock.now() - self._arrived_at
         job, text = self._jobs[index], self._texts[index]
         self._metrics.ended(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kernelflume.router.metrics import RouterMetrics
     from kernelflume.router.weightnodes import WeightNodes
     from kernelflume.runtime.clock import Clock
+    from kernelflume.runtime.tracing import Headers
 
 _MAX_ATTEMPTS = 3
 """Few, so that a request that brings nodes down cannot bring them all down."""
@@ -62,9 +63,14 @@ class Dispatcher:
         self._stall_timeout_s = stall_timeout_s
 
     async def start(
-        self, job: ChoiceJob, *, arrived: asyncio.Event, observer: GenerationObserver
+        self,
+        job: ChoiceJob,
+        *,
+        arrived: asyncio.Event,
+        observer: GenerationObserver,
+        headers: Headers,
     ) -> Generation:
-        """Run a choice and return it once its first token has come.
+        """Run a choice, in the trace of ``headers``, and return it once its first token has come.
 
         Raises:
             UnavailableError: no weight node can serve.
@@ -85,7 +91,7 @@ class Dispatcher:
                 break
             node = self._nodes.node(placement.address)
             generation = Generation(
-                node.generate(request, timeout_s=self._request_timeout_s),
+                node.generate(request, timeout_s=self._request_timeout_s, headers=headers),
                 arrived=arrived,
                 clock=self._clock,
                 observer=observer,

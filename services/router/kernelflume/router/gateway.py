@@ -19,6 +19,7 @@ from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead, ChatFormat, CompletionFormat, FinishedChoice
 from kernelflume.router.sampling import for_choice
 from kernelflume.router.streaming import DONE, EventStreamResponse, event, until_disconnect
+from kernelflume.router.traces import RequestTrace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kernelflume.router.settings import RouterSettings
     from kernelflume.router.tokenizer import Tokenizer
     from kernelflume.runtime.clock import Clock
+    from kernelflume.runtime.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Gateway:
         admission: Admission,
         metrics: RouterMetrics,
         clock: Clock,
+        tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._intake = intake
@@ -58,6 +61,7 @@ class Gateway:
         self._admission = admission
         self._metrics = metrics
         self._clock = clock
+        self._tracer = tracer
 
     async def chat(self, request: Request) -> Response:
         """Answer POST /v1/chat/completions.
@@ -65,7 +69,9 @@ class Gateway:
         Raises:
             KernelFlumeError: the request is refused; nothing was sent yet.
         """
-        return await self._answer(request, self._intake.read_chat, "chatcmpl", ChatFormat)
+        trace = RequestTrace.begin(self._tracer, request, "chat")
+        with trace.until_refused():
+            return await self._answer(request, self._intake.read_chat, "chatcmpl", ChatFormat, trace)
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions.
@@ -73,7 +79,9 @@ class Gateway:
         Raises:
             KernelFlumeError: the request is refused; nothing was sent yet.
         """
-        return await self._answer(request, self._intake.read_completion, "cmpl", CompletionFormat)
+        trace = RequestTrace.begin(self._tracer, request, "text_completion")
+        with trace.until_refused():
+            return await self._answer(request, self._intake.read_completion, "cmpl", CompletionFormat, trace)
 
     async def _answer(
         self,
@@ -81,6 +89,7 @@ class Gateway:
         read: Callable[[bytes], Awaitable[Order[Any]]],
         prefix: str,
         new_format: Callable[[AnswerHead], AnswerFormat],
+        trace: RequestTrace,
     ) -> Response:
         arrived_at = self._clock.now()
         try:
@@ -95,14 +104,17 @@ class Gateway:
             )
             order = await read(raw)
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
+            trace.ordered(order, answer_id)
             answer_format = new_format(_head(answer_id, order))
-            completion = self._new_completion(order, answer_id, arrived_at)
+            completion = self._new_completion(order, answer_id, arrived_at, trace)
             slot.work = completion
             if order.body.stream:
-                response = await self._stream(request, order, completion, answer_format, slot)
+                response = await self._stream(
+                    request, order, completion, answer_format, slot=slot, trace=trace
+                )
                 handed_over = True
                 return response
-            return await self._whole(request, completion, answer_format)
+            return await self._whole(request, completion, answer_format, trace)
         except ClientGoneError:
             self._metrics.disconnects.inc()
             raise
@@ -110,7 +122,9 @@ class Gateway:
             if not handed_over:
                 slot.release()
 
-    def _new_completion(self, order: Order[Any], answer_id: str, arrived_at: float) -> Completion:
+    def _new_completion(
+        self, order: Order[Any], answer_id: str, arrived_at: float, trace: RequestTrace
+    ) -> Completion:
         body = order.body
         jobs = [
             ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index))
@@ -134,17 +148,21 @@ class Gateway:
             choices_per_prompt=body.n,
             dispatcher=self._dispatcher,
             metrics=self._metrics,
+            trace=trace,
             clock=self._clock,
             arrived_at=arrived_at,
             stall_timeout_s=self._settings.stall_timeout,
         )
 
-    async def _whole(self, request: Request, completion: Completion, answer_format: AnswerFormat) -> Response:
+    async def _whole(
+        self, request: Request, completion: Completion, answer_format: AnswerFormat, trace: RequestTrace
+    ) -> Response:
         try:
             choices = await until_disconnect(request.receive, _collect(completion))
         finally:
             completion.close()
         answer = answer_format.whole(choices, completion.usage())
+        trace.answered()
         return Response(json.dumps(answer, ensure_ascii=False).encode(), media_type="application/json")
 
     async def _stream(
@@ -153,7 +171,9 @@ class Gateway:
         order: Order[Any],
         completion: Completion,
         answer_format: AnswerFormat,
+        *,
         slot: Slot,
+        trace: RequestTrace,
     ) -> Response:
         """Return the response once every choice has its first token: until then a failure has its status."""
         try:
@@ -164,6 +184,7 @@ class Gateway:
 
         def close() -> None:
             completion.close()
+            trace.answered()
             slot.release()
 
         return EventStreamResponse(

@@ -22,7 +22,9 @@ from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
 from kernelflume.router.weightnodes import WeightNodes
+from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.tracing import TRACES_GRACE_S, open_tracer
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from kernelflume.router.settings import RouterSettings
+    from kernelflume.runtime.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +62,16 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         tokenizer = await loop.run_in_executor(
             executor, lambda: Tokenizer.load(checkpoint.path, executor=executor)
         )
+        tracer = open_tracer(settings.tracing, service="router", instance=socket.gethostname())
         store = None
         if not settings.weight_nodes:
             store = RedisStore(settings.redis_url, cluster=settings.cluster)
-        nodes = WeightNodes(addresses=settings.weight_nodes, leases=store, revision=checkpoint.revision)
+        nodes = WeightNodes(
+            addresses=settings.weight_nodes,
+            leases=store,
+            revision=checkpoint.revision,
+            channels=Channels(tls=settings.tls.read()),
+        )
         try:
             await _serve(
                 settings,
@@ -71,9 +80,11 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 defaults=GenerationDefaults.load(checkpoint.path),
                 nodes=nodes,
                 executor=executor,
+                tracer=tracer,
             )
         finally:
             await nodes.close()
+            await asyncio.to_thread(tracer.close, TRACES_GRACE_S)
             if store is not None:
                 await store.close()
 
@@ -86,6 +97,7 @@ async def _serve(
     defaults: GenerationDefaults,
     nodes: WeightNodes,
     executor: ThreadPoolExecutor,
+    tracer: Tracer,
 ) -> None:
     clock = MonotonicClock()
     names = settings.model_names
@@ -115,6 +127,7 @@ async def _serve(
         admission=admission,
         metrics=metrics,
         clock=clock,
+        tracer=tracer,
     )
     app = build_app(gateway=gateway, intake=intake, admission=admission, metrics=metrics, model_names=names)
     with _listen(settings.host, settings.port, settings.write_timeout) as listener:

@@ -13,13 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.leases import NodeKind
 from kernelflume.router.placement import WeightNodeView
-from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernelflume.router.generation import GenerateCall
+    from kernelflume.runtime.tracing import Headers
     from kernelflume.store.base import LeaseStore
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,9 @@ class ModelLimits:
 class WeightNode:
     """One weight node and the channel to it. Owned by ``WeightNodes``."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, channels: Channels) -> None:
         self.address = address
-        self._channel = open_channel(address)
+        self._channel = channels.open(address)
         self._stub = wnode_pb2_grpc.WeightNodeStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._load = wnode_pb2.WeightNodeLoad()
@@ -69,10 +70,12 @@ class WeightNode:
         """True when none of this router's calls runs there."""
         return self._num_calls == 0
 
-    def generate(self, request: wnode_pb2.GenerateRequest, *, timeout_s: float) -> GenerateCall:
-        """Start a call; ``call_ended`` must be told of its end."""
+    def generate(
+        self, request: wnode_pb2.GenerateRequest, *, timeout_s: float, headers: Headers
+    ) -> GenerateCall:
+        """Start a call in the trace of ``headers``; ``call_ended`` must be told of its end."""
         self._num_calls += 1
-        call: GenerateCall = self._stub.Generate(request, timeout=timeout_s)
+        call: GenerateCall = self._stub.Generate(request, timeout=timeout_s, metadata=headers)
         return call
 
     def call_ended(self) -> None:
@@ -125,6 +128,7 @@ class WeightNodes:
         addresses: Sequence[str] = (),
         leases: LeaseStore | None = None,
         revision: str | None = None,
+        channels: Channels = PLAINTEXT,
     ) -> None:
         """Know where to look.
 
@@ -132,10 +136,12 @@ class WeightNodes:
             addresses: host:port of each; when empty they are found through ``leases``.
             leases: where weight nodes hold their leases.
             revision: fingerprint of the model; nodes that serve another one are not used.
+            channels: how they are called.
         """
         self._addresses = tuple(addresses)
         self._leases = leases
         self._revision = revision
+        self._channels = channels
         self._nodes: dict[str, WeightNode] = {}
         self._leaving: list[WeightNode] = []
         self._store_lost = False
@@ -186,7 +192,7 @@ class WeightNodes:
         if living is None:
             return
         for address in set(living) - self._nodes.keys():
-            self._nodes[address] = WeightNode(address)
+            self._nodes[address] = WeightNode(address, self._channels)
         for address in self._nodes.keys() - set(living):
             # Its lease ran out, but requests may still run there: the channel stays until they have ended.
             logger.info("weight node left", extra={"address": address})

@@ -14,11 +14,14 @@ from prometheus_client import start_http_server
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.profile import PerformanceProfile
+from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.tls import read_token
+from kernelflume.runtime.tracing import NO_TRACER, TRACES_GRACE_S, open_tracer
 from kernelflume.scaler.actors import Actors
 from kernelflume.scaler.book import OperationBook
 from kernelflume.scaler.command import attention_node_command
@@ -70,7 +73,12 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
     geometry = settings.kv_geometry()
     token_bytes = geometry.token_bytes if geometry is not None else 0
     host = settings.address.rpartition(":")[0]
+    tls = settings.tls.read()
+    token = read_token("admin-token-file", settings.admin_token_file)
+    tracer = open_tracer(settings.tracing, service="scaler", instance=settings.node_id)
+    channels = Channels(tls=tls, traced=tracer is not NO_TRACER)
     async with AsyncExitStack() as cleanup:  # undone in reverse order
+        cleanup.push_async_callback(asyncio.to_thread, tracer.close, TRACES_GRACE_S)
         store = RedisStore(settings.redis_url, cluster=settings.cluster)
         cleanup.push_async_callback(store.close)
         provider = _provider(settings, store)
@@ -81,11 +89,13 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             store=store,
             table=Table(store, leadership, clock),
             provider=provider,
-            weights=WeightNodes(store, clock, patience_s=settings.weight_node_patience_s),
+            weights=WeightNodes(store, clock, patience_s=settings.weight_node_patience_s, channels=channels),
             clock=clock,
             commit_patience_s=settings.operation_deadline_s,
             release_timeout_s=settings.operation_deadline_s,
             terminate_grace_s=settings.terminate_grace_s,
+            channels=channels,
+            tracer=tracer,
         )
         source = PolicySource(settings.policy_file, store)
         controller = Controller(
@@ -101,7 +111,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             source=source,
             token_bytes=token_bytes,
         )
-        server = Server(settings.address, [_SERVICE_NAME])
+        server = Server(settings.address, [_SERVICE_NAME], tls=tls, token=token, tracer=tracer)
         scaler_pb2_grpc.add_ScalerAdminServicer_to_server(servicer, server.grpc_server)
         await server.start()
         cleanup.push_async_callback(server.stop, _RPC_GRACE_S)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from kernelflume.rpc.channel import PLAINTEXT
+from kernelflume.runtime.tracing import NO_TRACER
+
 if TYPE_CHECKING:
+    from kernelflume.rpc.channel import Channels
     from kernelflume.runtime.clock import Clock
+    from kernelflume.runtime.tracing import Tracer
     from kernelflume.scaler.operation import OperationEvent
     from kernelflume.scaler.providers.base import Provider
     from kernelflume.scaler.table import Table
@@ -29,6 +34,10 @@ class Actors:
     """Longest wait for weight nodes to forget nodes that are going away anyway."""
     terminate_grace_s: float
     """Time that a node gets to end by itself."""
+    channels: Channels = PLAINTEXT
+    """How nodes are asked whether they serve."""
+    tracer: Tracer = NO_TRACER
+    """Follows operations."""
 
 
 class Progress(Protocol):

@@ -33,4 +33,5 @@ def attention_node_command(settings: ScalerSettings, node_id: str, address: str)
     ]
     if settings.attention_node_threads:
         command += ["--threads", str(settings.attention_node_threads)]
-    return [*command, *settings.attention_node_args]
+    # They listen on this machine, so with this service's certificate; their traces go the same way.
+    return [*command, *settings.tls.flags(), *settings.tracing.flags(), *settings.attention_node_args]

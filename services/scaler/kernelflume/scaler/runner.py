@@ -11,6 +11,7 @@ from kernelflume.runtime.clock import Deadline
 from kernelflume.scaler.operation import Operation, OperationEvent, Phase
 from kernelflume.scaler.scale_down import ScaleDown
 from kernelflume.scaler.scale_up import ScaleUp
+from kernelflume.scaler.traces import OperationTraces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ class OperationRunner:
         self._actors = actors
         self._book = book
         self._metrics = metrics
+        self._traces = OperationTraces(actors.tracer)
         self._runner: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._may_publish = asyncio.Event()
@@ -74,8 +76,12 @@ class OperationRunner:
             scaling = ScaleDown(
                 actors, self, operation.target, victims=operation.node_ids, drain_deadline=drain_deadline
             )
-        self._work = asyncio.create_task(scaling.run(), name=f"operation {operation.operation_id}")
-        self._runner = asyncio.create_task(self._see_through(scaling, self._work, on_end))
+        self._work = asyncio.create_task(
+            scaling.run(), name=f"operation {operation.operation_id}", context=self._traces.context()
+        )
+        self._runner = asyncio.create_task(
+            self._see_through(scaling, self._work, on_end), context=self._traces.context()
+        )
         return operation
 
     def publish(self) -> None:
@@ -104,6 +110,7 @@ class OperationRunner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._traces.abandon()
 
     def advance(self, event: OperationEvent) -> None:
         """Move the running operation to its next phase."""
@@ -159,5 +166,6 @@ class OperationRunner:
 
     def _put(self, operation: Operation) -> None:
         self._book.put(operation)
+        self._traces.follow(operation)
         if operation.result is not None:
             self._metrics.operation_ended(operation.result)

@@ -88,7 +88,7 @@ class ScaleUp:
                 if node_id not in living:
                     missing = f"attention node {node_id} has not taken its lease"
                 elif ready.get(node_id) != living[node_id]:
-                    if await is_serving(living[node_id].address):
+                    if await is_serving(living[node_id].address, self._actors.channels):
                         ready[node_id] = living[node_id]
                     else:
                         missing = f"attention node {node_id} is not serving at {living[node_id].address}"

@@ -21,6 +21,9 @@ class ScalerSettings(ServiceSettings):
     """Name of this scaler, unique in the cluster."""
     address: str = "127.0.0.1:8100"
     """host:port of the gRPC admin service; port 0 picks a free one."""
+    admin_token_file: Path | None = None
+    """File with one token that callers of the admin service must bring as `authorization: Bearer TOKEN`;
+    health checks need none. Without it whoever reaches the address may scale."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Prometheus endpoint, on the host of the address; 0 for none."""
 

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kernelflume.core.errors import DeadlineError, PeerLostError, UnavailableError
-from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.channel import PLAINTEXT, Channels
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -53,9 +53,9 @@ async def wait_until(
         await asyncio.sleep(interval_s)
 
 
-async def is_serving(address: str) -> bool:
+async def is_serving(address: str, channels: Channels = PLAINTEXT) -> bool:
     """Return whether the gRPC server at ``address`` answers its health check with SERVING."""
-    async with open_channel(address) as channel:
+    async with channels.open(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT_S)

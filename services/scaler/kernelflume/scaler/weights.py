@@ -10,7 +10,7 @@ import grpc
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, NotFoundError, UnavailableError
 from kernelflume.core.leases import NodeKind
-from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.clock import Deadline
@@ -33,7 +33,9 @@ _RETRY_INTERVAL_S = 0.2
 class WeightNodes:
     """Speaks to every living weight node at once; one that dies meanwhile is left out."""
 
-    def __init__(self, store: LeaseStore, clock: Clock, *, patience_s: float) -> None:
+    def __init__(
+        self, store: LeaseStore, clock: Clock, *, patience_s: float, channels: Channels = PLAINTEXT
+    ) -> None:
         """Make a client without connections.
 
         Args:
@@ -41,10 +43,12 @@ class WeightNodes:
             clock: for deadlines.
             patience_s: how long a weight node that cannot be reached may keep its lease before it counts as a
                 failure instead of as dead.
+            channels: how weight nodes are called.
         """
         self._store = store
         self._clock = clock
         self._patience_s = patience_s
+        self._channels = channels
 
     async def prepare(self, entries: Sequence[AttentionNodeEntry], deadline: Deadline) -> None:
         """Make every living weight node connect to each of ``entries`` and warm the path.
@@ -67,7 +71,7 @@ class WeightNodes:
         request = wnode_pb2.PrepareEndpointRequest(
             node_id=entry.node_id, incarnation=entry.incarnation, address=entry.address
         )
-        async with open_channel(weight.address) as channel:
+        async with self._channels.open(weight.address) as channel:
             stub = wnode_pb2_grpc.WeightNodeStub(channel)
             while True:
                 try:
@@ -133,7 +137,7 @@ class WeightNodes:
 
     async def _release_one(self, weight: LeaseRecord, entry: AttentionNodeEntry) -> KernelFlumeError | None:
         request = wnode_pb2.ReleaseEndpointRequest(node_id=entry.node_id, incarnation=entry.incarnation)
-        async with open_channel(weight.address) as channel:
+        async with self._channels.open(weight.address) as channel:
             try:
                 await wnode_pb2_grpc.WeightNodeStub(channel).ReleaseEndpoint(
                     request, timeout=_RELEASE_TIMEOUT_S

@@ -14,10 +14,12 @@ from prometheus_client import CollectorRegistry, start_http_server
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.core.names import node_name
+from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.tracing import NO_TRACER, TRACES_GRACE_S, open_tracer
 from kernelflume.store.redis import RedisStore
 from kernelflume.wnode.engine_client import EngineClient
 from kernelflume.wnode.messages import EngineArguments
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 1800.0
 _STOP_GRACE_S = 2.0
+_SERVICE_NAME = wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name
 
 
 async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
@@ -47,6 +50,8 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
     geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
+    tls = settings.tls.read()
+    tracer = open_tracer(settings.tracing, service="wnode", instance=settings.node_id)
     registry = CollectorRegistry()
     engine = EngineClient(
         EngineArguments(
@@ -67,9 +72,10 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         engine=engine,
         store=store,
         metrics=WeightNodeMetrics(registry),
+        channels=Channels(tls=tls, traced=tracer is not NO_TRACER),
     )
-    server = Server(settings.address, [wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name])
-    wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell), server.grpc_server)
+    server = Server(settings.address, [_SERVICE_NAME], tls=tls, tracer=tracer)
+    wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell, tracer), server.grpc_server)
     await server.start()
     try:
         ready = await engine.start(shell.deliver, timeout_s=_LOAD_TIMEOUT_S)
@@ -89,6 +95,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         await server.stop(_STOP_GRACE_S)
         await engine.stop()
         await store.close()
+        await asyncio.to_thread(tracer.close, TRACES_GRACE_S)
 
 
 def _max_model_len(settings: WeightNodeSettings, config: ModelConfig) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from kernelflume.core.errors import DeadlineError, LifecycleError, UnavailableError
-from kernelflume.rpc.channel import open_channel
+from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.codec import (
     handshake_from_proto,
     handshake_to_proto,
@@ -53,8 +53,11 @@ class PrepareTimes:
 class Endpoints:
     """Prepares and releases attention nodes; one preparation of a node at a time, any number of nodes."""
 
-    def __init__(self, send: Callable[[Command], None], *, timeout_s: float) -> None:
+    def __init__(
+        self, send: Callable[[Command], None], *, timeout_s: float, channels: Channels = PLAINTEXT
+    ) -> None:
         self._send = send
+        self._channels = channels
         self._timeout_s = timeout_s
         self._prepared: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -147,7 +150,7 @@ class Endpoints:
             doorbell_address=offer.doorbell_address,
             attention_node=offer.node_name,
         )
-        async with open_channel(address) as channel:
+        async with self._channels.open(address) as channel:
             try:
                 reply = await anode_pb2_grpc.AttentionNodeStub(channel).Connect(
                     request, timeout=self._timeout_s
@@ -166,7 +169,7 @@ class Endpoints:
         )
 
     async def _disconnect(self, address: str, node_name: str) -> None:
-        async with open_channel(address) as channel:
+        async with self._channels.open(address) as channel:
             try:
                 await anode_pb2_grpc.AttentionNodeStub(channel).Disconnect(
                     anode_pb2.DisconnectRequest(weight_node=self._weight_node), timeout=2.0

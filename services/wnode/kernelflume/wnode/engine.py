@@ -133,7 +133,7 @@ class Engine:
     def _submit(self, request_id: str, prompt: list[int], sampling: SamplingParameters) -> None:
         self._num_requests += 1
         key = sampling.seed if sampling.seed is not None else (self._seed << 32) + self._num_requests
-        self._scheduler.submit(Sequence(request_id, prompt, sampling, key))
+        self._scheduler.submit(Sequence(request_id, prompt, sampling, key, self._clock.now()))
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -207,7 +207,7 @@ class Engine:
             # Nothing was stored for this step: the sequences that do not need the node just run it again.
             self._lose(error)
             return
-        self._commit(batch, tokens)
+        self._commit(batch, tokens, started)
         for loss in lost:
             self._lose(loss)
         self._reporter.report_step(
@@ -251,13 +251,15 @@ class Engine:
             tokens = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
         return list(zip(chunks, tokens, strict=True)), lost
 
-    def _commit(self, batch: StepBatch, tokens: list[tuple[Chunk, int]]) -> None:
+    def _commit(self, batch: StepBatch, tokens: list[tuple[Chunk, int]], started_at_s: float) -> None:
         changed: dict[int, Sequence] = {}
         for chunk in batch.chunks:
             sequence = chunk.sequence
             if self._ledger.commit(sequence, chunk.writes):
                 changed[sequence.sequence_id] = sequence
             sequence.num_computed += chunk.num_rows
+            if sequence.queue_s is None:
+                sequence.queue_s = started_at_s - sequence.submitted_at_s
         if changed:
             self._reporter.send(RoutesChanged({key: s.route for key, s in changed.items()}, ()))
         outputs: list[TokenOutput] = []
@@ -273,14 +275,16 @@ class Engine:
 
     def _take_token(self, sequence: Sequence, token: int) -> TokenOutput:
         sampling = sequence.sampling
+        queue_s = None if sequence.output else sequence.queue_s
         is_eos = token in self._eos_token_ids and not sampling.ignore_eos
         if is_eos or token in sampling.stop_token_ids:
-            return TokenOutput(sequence.request_id, (), FinishReason.STOP, token)
+            return TokenOutput(sequence.request_id, (), FinishReason.STOP, token, queue_s=queue_s)
         sequence.output.append(token)
         if sampling.has_penalties:
             sequence.output_counts[token] = sequence.output_counts.get(token, 0) + 1
         is_full = len(sequence.output) >= sampling.max_tokens or sequence.num_tokens >= self._max_model_len
-        return TokenOutput(sequence.request_id, (token,), FinishReason.LENGTH if is_full else "")
+        reason = FinishReason.LENGTH if is_full else ""
+        return TokenOutput(sequence.request_id, (token,), reason, queue_s=queue_s)
 
     # --- ends ----------------------------------------------------------------------------------------
 

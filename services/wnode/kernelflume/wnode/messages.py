@@ -108,6 +108,8 @@ class TokenOutput:
     stop_token_id: int | None = None
     error: str = ""
     """Why the request failed; the finish reason is then ``abort``."""
+    queue_s: float | None = None
+    """With the first token: seconds from the request's arrival at the engine to its first step."""
 
 
 @dataclass(frozen=True, slots=True)

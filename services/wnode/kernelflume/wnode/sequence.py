@@ -50,6 +50,10 @@ class Sequence:
     sampling: SamplingParameters
     random_key: int
     """Key of the sequence's own random numbers."""
+    submitted_at_s: float = 0.0
+    """When the engine got it, by the engine's clock."""
+    queue_s: float | None = None
+    """Seconds from then to its first step."""
     sequence_id: int = 0
     """Name on attention nodes; a restarted sequence gets a new one, so that a late free hits nothing."""
     state: SequenceState = SequenceState.WAITING

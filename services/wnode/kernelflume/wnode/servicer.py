@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from kernelflume.core.names import node_name
 from kernelflume.rpc.codec import geometry_to_proto, route_to_proto, sampling_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+from kernelflume.runtime.tracing import NO_TRACER
+from kernelflume.wnode.traces import GenerateTrace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import grpc
 
+    from kernelflume.runtime.tracing import Tracer
     from kernelflume.wnode.shell import Shell
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -22,23 +25,35 @@ if TYPE_CHECKING:
 class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
     """Translates calls to the shell's parts; errors become status codes in ``rpc.server``."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, tracer: Tracer = NO_TRACER) -> None:
         self._shell = shell
+        self._tracer = tracer
 
     async def Generate(
         self, request: wnode_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
         """Run one request."""
-        del context
-        sampling = sampling_from_proto(request.sampling)
-        stream = self._shell.requests.stream(request.request_id, list(request.prompt_token_ids), sampling)
-        async for outputs in stream:
-            last = outputs[-1]
-            yield wnode_pb2.GenerateEvent(
-                token_ids=[token for output in outputs for token in output.token_ids],
-                finish_reason=last.finish_reason,
-                stop_token_id=last.stop_token_id,
-            )
+        trace = GenerateTrace.begin(self._tracer, request, context.invocation_metadata())
+        num_tokens = 0
+        try:
+            sampling = sampling_from_proto(request.sampling)
+            stream = self._shell.requests.stream(request.request_id, list(request.prompt_token_ids), sampling)
+            async for outputs in stream:
+                if not num_tokens:
+                    trace.first_token(outputs[0])
+                last = outputs[-1]
+                token_ids = [token for output in outputs for token in output.token_ids]
+                num_tokens += len(token_ids)
+                if last.finish_reason:
+                    trace.ended(num_tokens, last.finish_reason)
+                yield wnode_pb2.GenerateEvent(
+                    token_ids=token_ids, finish_reason=last.finish_reason, stop_token_id=last.stop_token_id
+                )
+        except Exception as error:
+            trace.failed(error)
+            raise
+        finally:
+            trace.close()
 
     async def GetLoad(self, request: wnode_pb2.GetLoadRequest, context: Context) -> wnode_pb2.WeightNodeLoad:
         """Report load and progress."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kernelflume.checkpoint.config import ModelConfig
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.rpc.channel import Channels
     from kernelflume.store.base import RoutingStore
     from kernelflume.wnode.engine_client import EngineClient
     from kernelflume.wnode.messages import Event
@@ -56,6 +57,7 @@ class Shell:
         engine: EngineClient,
         store: RoutingStore,
         metrics: WeightNodeMetrics,
+        channels: Channels,
     ) -> None:
         self.settings = settings
         self.config = config
@@ -70,7 +72,9 @@ class Shell:
             max_model_len=max_model_len,
             vocab_size=config.vocab_size,
         )
-        self.endpoints = Endpoints(engine.send, timeout_s=settings.prepare_timeout_s)
+        self.endpoints = Endpoints(
+            engine.send, timeout_s=settings.prepare_timeout_s, channels=channels
+        )  # fmt: skip
         self._follower = MembershipFollower(
             store, self.endpoints, engine.send, poll_interval_s=settings.poll_interval_s
         )

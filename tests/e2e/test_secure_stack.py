@@ -1,0 +1,59 @@
+"""A whole stack with mutual TLS, an admin token and traces, all of it real."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.certificates import Authority
+from tests.collector import collector
+from tests.stack import serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(600)]
+
+TOKEN = "not-to-be-seen-in-any-log"  # noqa: S105 - made up for this test
+
+
+def use(folder: Path, endpoint: str) -> list[int]:
+    """Serve, generate, scale by the command line, and return the tokens."""
+    authority = Authority(folder)
+    node = authority.issue("node")
+    token_file = folder / "token"
+    token_file.write_text(TOKEN)
+    secured = [
+        *("--tls-ca", str(authority.ca), "--tls-certificate", str(node.certificate)),
+        *("--tls-key", str(node.key), "--token-file", str(token_file)),
+    ]
+    flags = ("--attention-nodes", "1", "--tls-require-client-certificate", "--otlp-endpoint", endpoint)
+    with serve(folder, *flags, *secured) as stack:
+        token_ids = asyncio.run(stack.generate("Once upon a time", 8))
+        assert "succeeded: 1 -> 2" in stack.command("scale", "--attention-nodes", "2", "--wait", *secured)
+    return token_ids
+
+
+async def test_a_secured_and_traced_stack_serves_and_scales(tmp_path: Path) -> None:
+    async with collector() as receiver:
+        token_ids = await asyncio.to_thread(use, tmp_path, receiver.endpoint)
+    assert len(token_ids) == 8
+    request = receiver.one("POST /v1/completions")
+    [generate] = receiver.children(request)
+    assert (generate.service, generate.name, generate.failed) == ("kernelflume-wnode", "Generate", False)
+    assert list(generate.events) == ["scheduled", "first_token", "end"]
+    scale = max(receiver.named("scale"), key=lambda span: span.started_at_ns)
+    prewarming = receiver.children(scale)[1]
+    [prepare] = receiver.children(prewarming)
+    [served] = receiver.children(prepare)
+    [connect] = receiver.children(served)
+    [connected] = receiver.children(connect)
+    assert [span.service for span in (prepare, served, connect, connected)] == [
+        "kernelflume-scaler",
+        "kernelflume-wnode",
+        "kernelflume-wnode",
+        "kernelflume-anode",
+    ]
+    for log_file in await asyncio.to_thread(lambda: list(tmp_path.glob("*.log"))):
+        assert TOKEN not in log_file.read_text()
