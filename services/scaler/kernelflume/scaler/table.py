@@ -56,14 +56,15 @@ class Table:
             UnavailableError: the store cannot be reached.
             ConflictError: the table would have to be written back, but another scaler leads.
         """
+        known = self._known  # before the read: an edit that ends meanwhile is newer than what is read
         present = await self._store.read()
-        if present.epoch < self._known.epoch:
+        if present.epoch < known.epoch:
             logger.warning(
                 "the store lost the routing table (epoch %s): epoch %s is written back",
                 present.epoch,
-                self._known.epoch,
+                known.epoch,
             )
-            await self._restore(self._known)
+            await self._restore(known)
         elif present.epoch < newest_adopted:
             logger.warning("the routing table goes on after epoch %s of its readers", newest_adopted)
             await self._restore(replace(present, epoch=newest_adopted + 1))
@@ -115,7 +116,8 @@ class Table:
         self._know(snapshot)
 
     def _know(self, snapshot: RoutingSnapshot) -> None:
-        self._known = snapshot
+        if snapshot.epoch >= self._known.epoch:
+            self._known = snapshot
         for node in snapshot.nodes:
             self._seen[node.node_id] = None
         for node_id in list(self._seen)[: max(0, len(self._seen) - _MAX_SEEN)]:

@@ -1,0 +1,65 @@
+"""Two hundred times up and down: nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from redis.asyncio import Redis
+from tests.scaler_rig import Rig, scaler_rig
+
+from kernelflume.core.leases import NodeKind
+from kernelflume.core.routing import NodeState
+from kernelflume.scaler.operation import Result
+
+if TYPE_CHECKING:
+    from tests.valkey import ValkeyProcess
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+
+NUM_CYCLES = 200
+_MANY_BYTES = 24 * 1024**2
+
+
+async def cycle(rig: Rig, number: int) -> None:
+    for target in (2, 1):
+        operation = await rig.scale(f"{number}-{target}", target)
+        assert operation.result is Result.SUCCEEDED, operation
+
+
+async def census(rig: Rig, valkey: ValkeyProcess) -> dict[str, object]:
+    """Count what could leak; give what ends by itself a moment."""
+    await asyncio.sleep(0.5)
+    gc.collect()
+    process = psutil.Process()
+    async with Redis.from_url(valkey.url, decode_responses=True) as redis:
+        # The rig does not renew its leadership, so that key runs out by itself.
+        keys = sorted([key async for key in redis.scan_iter() if not key.endswith(":leader")])
+    return {
+        "descriptors": process.num_fds(),
+        "children": len(process.children(recursive=True)),
+        "tasks": len(asyncio.all_tasks()),
+        "keys": keys,
+        "leases": [record.node_id for record in await rig.outside.living(NodeKind.WEIGHT)],
+        "nodes": len(rig.provider.nodes),
+        "active": list((await rig.states()).values()),
+    }
+
+
+@pytest.mark.timeout(600)
+async def test_cycles_leave_nothing(valkey: ValkeyProcess) -> None:
+    async with scaler_rig(valkey.url, initial_target=1) as rig:
+        await rig.settles_at(a_1=NodeState.ACTIVE)
+        await rig.add_weight()
+        for number in range(10):
+            await cycle(rig, number)
+        before = await census(rig, valkey)
+        memory = psutil.Process().memory_info().rss
+        for number in range(10, 10 + NUM_CYCLES):
+            await cycle(rig, number)
+        assert await census(rig, valkey) == before
+        assert len(await rig.outside.living(NodeKind.ATTENTION)) == 1
+        assert psutil.Process().memory_info().rss - memory < _MANY_BYTES

@@ -1,0 +1,65 @@
+"""Reads and edits of the routing table that cross each other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
+from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.scaler.leader import Leadership
+from kernelflume.scaler.table import Table
+from kernelflume.store.memory import MemoryServer, MemoryStore
+
+if TYPE_CHECKING:
+    import pytest
+
+ENTRY = AttentionNodeEntry(
+    node_id="a-1",
+    incarnation="0",
+    address="h:1",
+    state=NodeState.PREWARMING,
+    capacity_tokens=9,
+    threshold_tokens=9,
+)
+
+
+class SlowStore(MemoryStore):
+    """Answers a read late: with what was there when it was asked."""
+
+    delay = False
+
+    async def read(self) -> RoutingSnapshot:
+        snapshot = await super().read()
+        if self.delay:
+            await asyncio.sleep(0.05)
+        return snapshot
+
+
+def make_table(store: MemoryStore) -> Table:
+    clock = MonotonicClock()
+    return Table(store, Leadership(store, clock, ttl_s=60), clock)
+
+
+async def test_a_read_that_an_edit_overtakes_is_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    store = SlowStore()
+    table = make_table(store)
+    await table.edit(lambda snapshot: snapshot.with_node(ENTRY))
+    store.delay = True
+    reading = asyncio.create_task(table.read())
+    await asyncio.sleep(0.01)
+    store.delay = False
+    edited = await table.edit(lambda snapshot: snapshot.without("a-1"))
+    assert await reading == edited
+    assert await table.read() == edited
+    assert "lost" not in caplog.text
+
+
+async def test_a_table_that_the_store_lost_is_written_back(caplog: pytest.LogCaptureFixture) -> None:
+    server = MemoryServer()
+    table = make_table(MemoryStore(server))
+    edited = await table.edit(lambda snapshot: snapshot.with_node(ENTRY))
+    server.lose_data()
+    assert await table.read() == edited
+    assert await MemoryStore(server).read() == edited
+    assert "lost" in caplog.text
