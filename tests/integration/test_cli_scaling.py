@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,9 @@ from tests.scaler_rig import CLUSTER, WAIT_S, eventually
 from typer.testing import CliRunner
 
 from kernelflume.cli.main import app
+from kernelflume.cli.watch import watch_topology
+from kernelflume.core.errors import UnauthenticatedError
+from kernelflume.rpc.channel import Channels
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -184,3 +188,28 @@ async def test_a_policy_that_was_set_outlives_the_scaler_unless_the_file_was_edi
             return await in_force() == (str(file), 1)
 
         await eventually(edited)
+
+
+async def test_a_scaler_that_wants_a_token_gets_it_from_each_command(
+    store: RedisStore, valkey_url: str, tmp_path: Path
+) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("tell-nobody-of-this")
+    wrong.write_text("guessed-token")
+    with running_scaler(valkey_url, tmp_path / "logs", "--admin-token-file", str(right)):
+        address = await address_of(store)
+        commands = (("policy", "show"), ("policy", "pause"), ("drain", "a-1"), ("top", "--once"))
+        for command in commands:
+            code, out, err = await kernelflume(address, *command, "--token-file", str(wrong))
+            assert (code, out) == (1, "")
+            assert err == f"kernelflume: the scaler at {address}: a valid token is required (--token-file)\n"
+        code, out, _ = await kernelflume(address, "policy", "show", "--token-file", str(right))
+        assert (code, out.splitlines()[0]) == (0, "# scaling is manual; policy from: default")
+        channels = Channels(token="tell-nobody-of-this")  # noqa: S106 - made up for this test
+        async with aclosing(watch_topology(address, channels, interval_s=0.1)) as sights:
+            for _ in range(2):
+                async with asyncio.timeout(WAIT_S):
+                    assert (await anext(sights)).fault == ""
+        channels = Channels(token="guessed-token")  # noqa: S106 - made up for this test
+        with pytest.raises(UnauthenticatedError, match=f"{address}: a valid token is required"):
+            await anext(watch_topology(address, channels, interval_s=0.1))
