@@ -18,10 +18,12 @@ from kernelflume.cli.options import (
     new_operation_id,
     utf8,
 )
+from kernelflume.cli.security import with_channels
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.v1 import scaler_pb2
 
 
+@with_channels
 def drain(
     nodes: Annotated[
         list[str],

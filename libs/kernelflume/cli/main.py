@@ -12,26 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from kernelflume.cli import scale as scaling
 from kernelflume.cli import services, status
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.cli.drain import drain
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.follow import follow
-from kernelflume.cli.options import (
-    DEFAULT_SCALER,
-    MAX_COUNT,
-    OperationId,
-    ScalerAddress,
-    Wait,
-    WaitTimeout,
-    new_operation_id,
-    utf8,
-)
+from kernelflume.cli.options import DEFAULT_SCALER, ScalerAddress, utf8
 from kernelflume.cli.output import output_console
 from kernelflume.cli.policy import policy_commands
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
+from kernelflume.cli.scale import scale
 from kernelflume.cli.scaling_files import (
     DEFAULT_ATTENTION_NODES,
     POLICY_FLAG,
@@ -233,41 +223,9 @@ def show_status(
         output_console().print(status.render(topology))
 
 
-@app.command()
-@with_channels
-def scale(
-    *,
-    attention_nodes: Annotated[
-        int, typer.Option(min=0, max=MAX_COUNT, help="How many there should be.", show_default=False)
-    ],
-    scaler: ScalerAddress = DEFAULT_SCALER,
-    wait: Wait = False,
-    timeout: WaitTimeout = 600.0,
-    operation_id: OperationId = None,
-    deadline: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds in which new nodes must be ready; 0 for the scaler's default."),
-    ] = 0.0,
-    channels: Channels,
-) -> None:
-    """Add or drain attention nodes until there are as many as asked for. Running requests go on.
-
-    Automatic scaling is suspended until `kernelflume policy resume`.
-    """
-    chosen_id = operation_id or new_operation_id()
-    with errors_as_exit():
-        operation = scaling.request_scale(
-            scaler,
-            operation_id=chosen_id,
-            num_attention_nodes=attention_nodes,
-            deadline_s=deadline,
-            channels=channels,
-        )
-        follow(scaler, chosen_id, operation, channels=channels, wait=wait, timeout_s=timeout)
-
-
-app.command()(with_channels(drain))
-app.command()(with_channels(top))
+app.command()(scale)
+app.command()(drain)
+app.command()(top)
 app.add_typer(policy_commands, name="policy")
 
 

@@ -15,6 +15,7 @@ from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.options import DEFAULT_SCALER, ScalerAddress
 from kernelflume.cli.output import output_console
+from kernelflume.cli.security import with_channels
 from kernelflume.cli.top_view import render
 from kernelflume.cli.watch import Sight, watch_topology
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+@with_channels
 def top(
     *,
     channels: Channels,
