@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.request
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import psutil
 import pytest
-from tests.scaler_rig import WAIT_S, eventually, route_on
+from tests.scaler_process import GEOMETRY, active_nodes, address_of, running_scaler
+from tests.scaler_rig import CLUSTER, WAIT_S, eventually, route_on
 
-from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.leases import NodeKind
 from kernelflume.rpc.channel import open_channel
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
@@ -26,43 +21,13 @@ from kernelflume.runtime.service import free_port
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    import subprocess
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.valkey import ValkeyProcess
 
 pytestmark = pytest.mark.redis
-
-CLUSTER = "test"
-FAKE_ANODE = Path(__file__).parent.parent / "fake_anode.py"
-GEOMETRY = KvGeometry(
-    model_id="m",
-    model_revision="r",
-    num_layers=2,
-    num_query_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    dtype="float32",
-    kv_dtype="float32",
-)
-
-
-@contextmanager
-def running_scaler(url: str, log_dir: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    log_dir.mkdir(exist_ok=True)
-    with (log_dir / "scaler.log").open("ab") as log:
-        command = [
-            *(sys.executable, "-m", "kernelflume.scaler", "--redis-url", url, "--cluster", CLUSTER),
-            *("--address", "127.0.0.1:0", "--geometry", json.dumps(GEOMETRY.to_dict())),
-            *("--log-dir", str(log_dir), "--lost-grace-s", "0.5", "--leader-ttl-s", "3"),
-            *("--attention-node-command", sys.executable, "--attention-node-command", str(FAKE_ANODE)),
-            *flags,
-        ]
-        scaler = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield scaler
-    finally:
-        scaler.kill()
-        scaler.wait()
 
 
 @pytest.fixture
@@ -70,22 +35,6 @@ async def store(valkey_url: str) -> AsyncIterator[RedisStore]:
     store = RedisStore(valkey_url, cluster=CLUSTER)
     yield store
     await store.close()
-
-
-async def address_of(store: RedisStore, node_id: str = "s-1") -> str:
-    async def present() -> bool:
-        return any(record.node_id == node_id for record in await store.living(NodeKind.SCALER))
-
-    await eventually(present)
-    return next(record.address for record in await store.living(NodeKind.SCALER) if record.node_id == node_id)
-
-
-async def active_nodes(store: RedisStore, count: int) -> list[str]:
-    async def reached() -> bool:
-        return [node.state for node in (await store.read()).nodes] == ["active"] * count
-
-    await eventually(reached)
-    return [node.node_id for node in (await store.read()).nodes]
 
 
 def scrape(port: int) -> str:

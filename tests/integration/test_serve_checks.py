@@ -61,6 +61,31 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert "model: " in refused(tmp_path, str(tmp_path / "absent"))
 
 
+@pytest.mark.parametrize("flag", ["--scaling-policy", "--profile"])
+def test_a_scaling_file_that_is_not_there(flag: str, tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    assert refused(tmp_path, "smollm2", flag, absent) == (
+        f"kernelflume: {flag}: cannot read {absent}: No such file or directory"
+    )
+
+
+def test_a_policy_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("minimum_nodes: none")
+    assert f"--scaling-policy: {file}: minimum_nodes: must be a number from 1, not 'none'" in refused(
+        tmp_path, "smollm2", "--scaling-policy", str(file)
+    )
+
+
+def test_memory_for_the_policy_s_minimum(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("minimum_nodes: 3")
+    arguments = ("smollm2", "--scaling-policy", str(file), "--attention-node-memory", "100TiB")
+    assert "3 attention nodes of 100.0 TiB need 300.0 TiB" in refused(tmp_path, *arguments)
+    line = refused(tmp_path, *arguments, "--attention-nodes", "1")
+    assert "1 attention nodes of 100.0 TiB need 100.0 TiB" in line
+
+
 def test_more_memory_than_there_is(tmp_path: Path) -> None:
     line = refused(tmp_path, "smollm2", "--attention-nodes", "3", "--attention-node-memory", "100TiB")
     assert "--attention-node-memory: 3 attention nodes of 100.0 TiB need 300.0 TiB" in line

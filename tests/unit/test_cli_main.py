@@ -29,7 +29,9 @@ def test_the_version_is_the_installed_one() -> None:
     assert run("version") == (0, f"{version('kernelflume')}\n")
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "scale", "geometry", "version"])
+@pytest.mark.parametrize(
+    "command", ["serve", "status", "scale", "drain", "top", "policy", "geometry", "version"]
+)
 def test_every_command_has_help(command: str) -> None:
     code, text = run(command, "--help")
     assert code == 0
@@ -51,6 +53,11 @@ def test_every_command_has_help(command: str) -> None:
         (["scale", "--attention-nodes", "1", "--operation-id", "\udcff"], "'\\udcff' is not UTF-8"),
         (["status", "--scaler", "\udcff"], "'\\udcff' is not UTF-8"),
         (["serve", "m", "--served-model-name", "\udcff"], "'\\udcff' is not UTF-8"),
+        (["drain"], "Missing argument 'NODE'"),
+        (["drain", "\udcff"], "'\\udcff' is not UTF-8"),
+        (["drain", "a-1", "--deadline", "-1"], "Invalid value for '--deadline'"),
+        (["top", "--interval", "0.05"], "Invalid value for '--interval'"),
+        (["policy", "set"], "Missing argument 'FILE'"),
         (["frobnicate"], "No such command 'frobnicate'"),
     ],
 )

@@ -92,6 +92,15 @@ def test_attention_nodes_learn_the_geometry_and_never_the_path() -> None:
     assert (flags(weight_node)["--dtype"], flags(weight_node)["--served-model-id"]) == ("float32", "small")
 
 
+def test_the_scaler_alone_learns_the_policy_and_the_profile() -> None:
+    told = replace(OPTIONS, policy_file=Path("/etc/policy.yaml"), profile_file=Path("/etc/profile.json"))
+    _, (scaler, *others) = plan(told)
+    assert flags(scaler)["--policy-file"] == "/etc/policy.yaml"
+    assert flags(scaler)["--profile-file"] == "/etc/profile.json"
+    assert not [part for part in others if "--policy-file" in part.command]
+    assert not {"--policy-file", "--profile-file"} & set(plan(OPTIONS)[1][0].command)
+
+
 def test_both_ends_of_the_transport_handle_errors_alike() -> None:
     _, (scaler, weight_node, _) = plan(replace(OPTIONS, transport_error_handling="none"))
     assert {flags(part)["--transport-error-handling"] for part in (scaler, weight_node)} == {"none"}

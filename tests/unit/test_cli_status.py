@@ -5,65 +5,52 @@ from __future__ import annotations
 import io
 import json
 
-import pytest
 from rich.console import Console
+from tests.topology import topology
 
-from kernelflume.cli.status import headline, ranges, render, size, to_dict
-from kernelflume.rpc.v1 import common_pb2, scaler_pb2
-
-
-def topology() -> scaler_pb2.Topology:
-    return scaler_pb2.Topology(
-        epoch=7,
-        target_attention_nodes=2,
-        attention_nodes=[
-            scaler_pb2.AttentionNodeStatus(
-                node_id="a-1",
-                incarnation="0f",
-                address="127.0.0.1:9001",
-                state="active",
-                capacity_tokens=2048,
-                used_tokens=512,
-                kv_bytes_per_token=46080,
-                num_sequences=1,
-                alive=True,
-            ),
-            scaler_pb2.AttentionNodeStatus(node_id="a-2", state="draining", address="127.0.0.1:9002"),
-        ],
-        weight_nodes=[
-            scaler_pb2.WeightNodeStatus(
-                node_id="w-1", address="127.0.0.1:8200", adopted_epoch=6, num_requests_running=3
-            )
-        ],
-        sequences=[
-            scaler_pb2.SequenceRouteStatus(
-                weight_node="w-1#aa",
-                sequence_id=41,
-                ranges=[
-                    common_pb2.OwnedRange(node_id="a-1", start=0, end=512),
-                    common_pb2.OwnedRange(node_id="a-2", start=512, end=600),
-                ],
-            )
-        ],
-    )
+from kernelflume.cli.status import headline, ranges, render, to_dict
+from kernelflume.rpc.v1 import scaler_pb2
 
 
 def shown(message: scaler_pb2.Topology) -> str:
     stream = io.StringIO()
     Console(file=stream, width=160).print(render(message))
-    return stream.getvalue()
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
 def test_the_tables_say_state_use_and_ranges() -> None:
     lines = shown(topology()).splitlines()
-    assert lines[0].startswith("epoch 7: 1 of 2 attention nodes active, 1 weight node(s), 1 sequence(s)")
-    assert lines[1].split("  ")[0].startswith("attention node state")
-    assert lines[1].rstrip().endswith("% sequences address")
-    words = [line.split() for line in lines]
-    assert "a-1 active 22.5 MiB 90.0 MiB 25.0 1 127.0.0.1:9001".split() in words
-    assert "a-2 draining, lease lost 0 B 0 B - 0 127.0.0.1:9002".split() in words
-    assert "w-1 6 3 0 127.0.0.1:8200".split() in words
-    assert "41 w-1#aa 600 a-1[0,512) a-2[512,600)".split() in words
+    assert lines[0] == (
+        "epoch 7: 1 of 3 attention nodes active, 1 weight node(s), 1 sequence(s); scaling to 3: prewarming"
+    )
+    assert lines[1] == "scaling: automatic, at this growth the pool is full in 42.0 s"
+    assert lines[2] == (
+        "operation horizon-1f by the policy (horizon): 1 -> 3 attention nodes, a-3 a-4; "
+        "launching 0.50 s, prewarming 1.25 s so far"
+    )
+    tables = [line.partition(" 127.0.0.1:")[0].partition(" address")[0].rstrip() for line in lines[3:]]
+    assert tables == [
+        "attention node state                 KV used capacity    % threshold % tails full in sequences",
+        "a-1            active               22.5 MiB 90.0 MiB 25.0        90.0     2  42.0 s         1",
+        "a-2            draining, lease lost      0 B      0 B    -           -     0       -         0",
+        "weight node epoch running waiting tokens waiting    step",
+        "w-1             6       3       1            120 18.3 ms",
+        "decided at (UTC)    action reason   nodes",
+        "2026-01-02 03:04:06 scale  horizon 1 -> 3",
+        "2026-01-02 03:04:05 none   steady       1",
+        "sequence of weight node tokens ranges",
+        "41       w-1#aa            600 a-1[0,512) a-2[512,600)",
+    ]
+    assert lines[4].endswith(" 127.0.0.1:9001")
+
+
+def test_a_manual_pool_says_how_to_go_on() -> None:
+    message = topology()
+    message.scaling_mode = "manual"
+    message.operation.Clear()
+    line = shown(message).splitlines()[1]
+    assert line.startswith("scaling: manual, ")
+    assert "`kernelflume policy resume` lets the policy choose" in line
 
 
 def test_an_empty_cluster_is_shown_too() -> None:
@@ -83,19 +70,16 @@ def test_an_operation_is_told_while_it_runs() -> None:
 def test_json_has_every_field_by_name_with_numbers_as_numbers() -> None:
     fields = json.loads(json.dumps(to_dict(topology())))
     assert fields["epoch"] == 7
-    assert fields["operation"] is None
+    assert fields["operation"]["cause"] == "horizon"
+    assert (fields["scaling_mode"], fields["pool_fill_seconds"]) == ("automatic", 42.0)
+    assert fields["decisions"][1]["target_attention_nodes"] == 3
     node = fields["attention_nodes"][0]
     assert (node["capacity_tokens"], node["alive"], node["state"]) == (2048, True, "active")
+    assert (node["threshold_tokens"], node["num_tails"], node["fill_seconds"]) == (1843, 2, 42.0)
     assert fields["attention_nodes"][1]["num_sequences"] == 0
+    assert fields["weight_nodes"][0]["decode_step_seconds"] == 0.0183
     assert fields["sequences"][0]["ranges"][1] == {"node_id": "a-2", "start": 512, "end": 600}
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (3 << 50, "3072.0 TiB")],
-)
-def test_sizes_are_for_people(num_bytes: int, text: str) -> None:
-    assert size(num_bytes) == text
+    assert to_dict(scaler_pb2.Topology())["operation"] is None
 
 
 def test_ranges_are_half_open() -> None:

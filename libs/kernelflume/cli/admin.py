@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kernelflume.core.errors import UnauthenticatedError, UnavailableError
+from kernelflume.core.errors import KernelFlumeError, UnauthenticatedError, UnavailableError
 from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import scaler_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 CALL_TIMEOUT_S = 10.0
 """Bound of a call that does not wait for anything."""
@@ -33,12 +33,25 @@ def scaler_admin(address: str, channels: Channels = PLAINTEXT) -> Iterator[scale
         try:
             yield scaler_pb2_grpc.ScalerAdminStub(channel)
         except grpc.RpcError as failure:
-            error = error_of(failure)
-            if isinstance(error, UnavailableError) and not _is_connected(channel):
-                raise UnavailableError(_advice(address, channels, error)) from failure
-            if isinstance(error, UnauthenticatedError):
-                raise UnauthenticatedError(f"the scaler at {address}: {error} (--token-file)") from failure
-            raise error from failure
+            raise explained(error_of(failure), address, channels, lambda: _is_connected(channel)) from failure
+
+
+def explained(
+    error: KernelFlumeError, address: str, channels: Channels, is_connected: Callable[[], bool]
+) -> KernelFlumeError:
+    """Return an error of a call to the scaler with what a person can do about it.
+
+    Args:
+        error: as the call ended.
+        address: of the scaler.
+        channels: how it was called.
+        is_connected: whether a server is there; asked only where that matters.
+    """
+    if isinstance(error, UnavailableError) and not is_connected():
+        return UnavailableError(_advice(address, channels, error))
+    if isinstance(error, UnauthenticatedError):
+        return UnauthenticatedError(f"the scaler at {address}: {error} (--token-file)")
+    return error
 
 
 def _is_connected(channel: grpc.Channel) -> bool:

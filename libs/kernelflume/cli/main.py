@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import uuid
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,12 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from kernelflume.cli import scale as scaling
 from kernelflume.cli import services, status
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
+from kernelflume.cli.drain import drain
 from kernelflume.cli.exits import errors_as_exit
+from kernelflume.cli.options import DEFAULT_SCALER, ScalerAddress, utf8
+from kernelflume.cli.output import output_console
+from kernelflume.cli.policy import policy_commands
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
+from kernelflume.cli.scale import scale
+from kernelflume.cli.scaling_files import (
+    DEFAULT_ATTENTION_NODES,
+    POLICY_FLAG,
+    PROFILE_FLAG,
+    first_number,
+    readable,
+)
 from kernelflume.cli.security import (
     TlsCa,
     TlsCertificate,
@@ -31,16 +41,13 @@ from kernelflume.cli.security import (
     with_channels,
 )
 from kernelflume.cli.stack import StackOptions
+from kernelflume.cli.top import top
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.v1 import scaler_pb2
-from kernelflume.runtime.service import EXIT_FAILED
 from kernelflume.runtime.settings import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-PIPE_COLUMNS = 200
-DEFAULT_SCALER = "127.0.0.1:8100"
 
 app = typer.Typer(
     help="Elastic LLM decode serving: weight nodes, and attention nodes that come and go.",
@@ -52,30 +59,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MAX_COUNT = 2**32 - 1
-"""The largest number that a request can carry; how many nodes there may be is the scaler's to say."""
-
-
-def _utf8(value: Any) -> Any:
-    """Let an option's texts through that can be sent to a service: bytes of a shell may be none."""
-    for text in [value] if isinstance(value, str) else value or ():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise typer.BadParameter(f"{text!r} is not UTF-8") from error
-    return value
-
-
 MODEL_HELP = "A Hugging Face folder, a .gguf file, or `smollm2`."
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(help="Format of weights and of keys and values; auto is float32 on a CPU."),
-]
-ScalerAddress = Annotated[
-    str,
-    typer.Option(
-        "--scaler", envvar="KERNELFLUME_SCALER", callback=_utf8, help="host:port of the scaler's admin API."
-    ),
 ]
 
 
@@ -88,7 +75,14 @@ def _state_dir() -> Path:
 def serve(
     model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")],
     *,
-    attention_nodes: Annotated[int, typer.Option(min=1, help="Attention nodes to begin with.")] = 2,
+    attention_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Attention nodes to begin with. [default: {DEFAULT_ATTENTION_NODES}, or the minimum of "
+            "the scaling policy]",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address that clients reach.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port that clients reach; 0 takes a free one.")
@@ -96,7 +90,7 @@ def serve(
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            callback=_utf8, help="Name that clients use for the model; may be repeated. [default: MODEL]"
+            callback=utf8, help="Name that clients use for the model; may be repeated. [default: MODEL]"
         ),
     ] = None,
     dtype: Dtype = "auto",
@@ -111,6 +105,18 @@ def serve(
         Any,
         typer.Option(parser=parse_size, metavar="SIZE", help="Keys and values a node can hold, like 512MiB."),
     ] = "512MiB",
+    scaling_policy: Annotated[
+        Path | None,
+        typer.Option(
+            POLICY_FLAG,
+            help="YAML file with the policy of automatic scaling, read again whenever it is edited. "
+            "[default: people choose the number of nodes]",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(PROFILE_FLAG, help="Performance profile of the model; an SLO in the policy needs it."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
     transport_error_handling: Annotated[
         Literal["peer", "none"],
@@ -157,10 +163,15 @@ def serve(
         )
         channels = admin_channels(tls, token_file)
         tracing = tracing_settings(otlp_endpoint)
+        policy_file = readable(POLICY_FLAG, scaling_policy)
+        profile_file = readable(PROFILE_FLAG, profile)
+        num_attention_nodes = first_number(attention_nodes, policy_file)
     options = StackOptions(
         model=model,
         served_model_names=tuple(served_model_name or ()),
-        num_attention_nodes=attention_nodes,
+        num_attention_nodes=num_attention_nodes,
+        policy_file=policy_file,
+        profile_file=profile_file,
         attention_node_memory_bytes=attention_node_memory,
         host=host,
         port=port,
@@ -203,65 +214,19 @@ def show_status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     channels: Channels,
 ) -> None:
-    """Show the epoch, nodes with state, keys and values held and capacity, sequences and their ranges."""
+    """Show nodes with state and occupancy, how the pool is scaled, recent decisions, sequences and ranges."""
     with errors_as_exit(), scaler_admin(scaler, channels) as admin:
         topology = admin.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT_S)
     if as_json:
         typer.echo(json.dumps(status.to_dict(topology), indent=2))
     else:
-        console = Console()
-        # A pipe has no width of its own, and a reader there wants a line a node.
-        console.print(status.render(topology), width=None if console.is_terminal else PIPE_COLUMNS)
+        output_console().print(status.render(topology))
 
 
-@app.command()
-@with_channels
-def scale(
-    *,
-    attention_nodes: Annotated[
-        int, typer.Option(min=0, max=MAX_COUNT, help="How many there should be.", show_default=False)
-    ],
-    scaler: ScalerAddress = DEFAULT_SCALER,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the result; exit code 1 unless it succeeded.")
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Longest wait in seconds; the operation goes on.")
-    ] = 600.0,
-    operation_id: Annotated[
-        str | None,
-        typer.Option(callback=_utf8, help="Name of the operation, to repeat it safely. [default: a new one]"),
-    ] = None,
-    deadline: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds in which new nodes must be ready; 0 for the scaler's default."),
-    ] = 0.0,
-    channels: Channels,
-) -> None:
-    """Add or drain attention nodes until there are as many as asked for. Running requests go on."""
-    chosen_id = operation_id or f"cli-{uuid.uuid4().hex[:12]}"
-    with errors_as_exit():
-        operation = scaling.request_scale(
-            scaler,
-            operation_id=chosen_id,
-            num_attention_nodes=attention_nodes,
-            deadline_s=deadline,
-            channels=channels,
-        )
-        if wait and not operation.result:
-            operation = scaling.wait_operation(
-                scaler,
-                chosen_id,
-                timeout_s=timeout,
-                on_change=lambda state: typer.echo(state.phase, err=True),
-                channels=channels,
-            )
-    if not operation.result:
-        typer.echo(f"{chosen_id}: {operation.phase}")
-        return
-    typer.echo(scaling.outcome(operation))
-    if operation.result != scaling.SUCCEEDED:
-        raise typer.Exit(EXIT_FAILED)
+app.command()(scale)
+app.command()(drain)
+app.command()(top)
+app.add_typer(policy_commands, name="policy")
 
 
 @app.command()

@@ -13,7 +13,7 @@ import psutil
 from kernelflume.checkpoint.source import resolve
 from kernelflume.cli.readiness import store_fault
 from kernelflume.cli.stack import LOCALHOST, PartSpec, Ports, StackOptions, plan_stack
-from kernelflume.cli.status import size
+from kernelflume.cli.tables import size
 from kernelflume.cli.threads import divide_threads
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.clock import MonotonicClock

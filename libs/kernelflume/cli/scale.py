@@ -1,92 +1,53 @@
-"""`kernelflume scale`: ask for an absolute number of attention nodes, and watch until it is reached."""
+"""`kernelflume scale`: ask for an absolute number of attention nodes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-import grpc
+import typer
 
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
-from kernelflume.core.errors import DeadlineError, UnavailableError
-from kernelflume.rpc.channel import PLAINTEXT
+from kernelflume.cli.exits import errors_as_exit
+from kernelflume.cli.follow import follow
+from kernelflume.cli.options import (
+    DEFAULT_SCALER,
+    MAX_COUNT,
+    OperationId,
+    ScalerAddress,
+    Wait,
+    WaitTimeout,
+    new_operation_id,
+)
+from kernelflume.cli.security import with_channels
+from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.v1 import scaler_pb2
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from kernelflume.rpc.channel import Channels
-
-SUCCEEDED = "succeeded"
-
-
-def request_scale(
-    address: str,
+@with_channels
+def scale(
     *,
-    operation_id: str,
-    num_attention_nodes: int,
-    deadline_s: float,
-    channels: Channels = PLAINTEXT,
-) -> scaler_pb2.Operation:
-    """Ask the scaler at ``address`` and return the operation as it stands.
+    attention_nodes: Annotated[
+        int, typer.Option(min=0, max=MAX_COUNT, help="How many there should be.", show_default=False)
+    ],
+    scaler: ScalerAddress = DEFAULT_SCALER,
+    wait: Wait = False,
+    timeout: WaitTimeout = 600.0,
+    operation_id: OperationId = None,
+    deadline: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds in which new nodes must be ready; 0 for the scaler's default."),
+    ] = 0.0,
+    channels: Channels,
+) -> None:
+    """Add or drain attention nodes until there are as many as asked for. Running requests go on.
 
-    Raises:
-        UnavailableError: no scaler answers there.
-        KernelFlumeError: the scaler refused, for example because another operation runs.
+    Automatic scaling is suspended until `kernelflume policy resume`.
     """
+    chosen_id = operation_id or new_operation_id()
     request = scaler_pb2.SetTargetRequest(
-        operation_id=operation_id, attention_nodes=num_attention_nodes, deadline_seconds=deadline_s
+        operation_id=chosen_id, attention_nodes=attention_nodes, deadline_seconds=deadline
     )
-    with scaler_admin(address, channels) as scaler:
-        operation: scaler_pb2.Operation = scaler.SetTarget(request, timeout=CALL_TIMEOUT_S)
-        return operation
-
-
-def wait_operation(
-    address: str,
-    operation_id: str,
-    *,
-    timeout_s: float,
-    on_change: Callable[[scaler_pb2.Operation], object],
-    channels: Channels = PLAINTEXT,
-) -> scaler_pb2.Operation:
-    """Watch an operation until it has a result and return it.
-
-    Args:
-        address: of the scaler.
-        operation_id: as given to ``request_scale``.
-        timeout_s: bound of the wait; the operation itself goes on after it.
-        on_change: called with each state that the scaler sends.
-        channels: how the scaler is called.
-
-    Raises:
-        DeadlineError: it has no result within ``timeout_s``.
-        UnavailableError: the scaler went away.
-    """
-    request = scaler_pb2.GetOperationRequest(operation_id=operation_id)
-    operation = scaler_pb2.Operation()
-    with scaler_admin(address, channels) as scaler:
-        try:
-            for operation in scaler.WatchOperation(request, timeout=timeout_s):
-                on_change(operation)
-        except grpc.RpcError as failure:
-            if failure.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise
-            raise DeadlineError(
-                f"still {operation.phase or 'under way'} after {timeout_s:g} s; it goes on: "
-                f"watch it with `kernelflume status`, or repeat with --operation-id {operation_id} --wait"
-            ) from failure
-    if not operation.result:
-        raise UnavailableError(f"the scaler ended the watch of {operation_id} in phase {operation.phase!r}")
-    return operation
-
-
-def outcome(operation: scaler_pb2.Operation) -> str:
-    """Return one line that says how an operation ended and how long its phases took."""
-    phases = ", ".join(
-        f"{phase.phase} {phase.seconds:.2f} s"
-        for phase in operation.history
-        if phase.phase != operation.phase
-    )
-    line = f"{operation.result}: {operation.initial_attention_nodes} -> {operation.target_attention_nodes}"
-    details = "; ".join(text for text in (operation.reason, phases) if text)
-    return f"{line} attention nodes ({details})" if details else f"{line} attention nodes"
+    with errors_as_exit():
+        with scaler_admin(scaler, channels) as admin:
+            operation = admin.SetTarget(request, timeout=CALL_TIMEOUT_S)
+        follow(scaler, chosen_id, operation, channels=channels, wait=wait, timeout_s=timeout)

@@ -26,7 +26,7 @@ class Probe(StrEnum):
     GRPC = "grpc"
     """The gRPC health check says SERVING."""
     TOPOLOGY = "topology"
-    """The scaler reports as many active attention nodes as were asked for."""
+    """The scaler reports as many active attention nodes as were asked for, or more."""
     CONNECTED = "connected"
     """The weight node has prepared as many attention nodes as were asked for."""
     HTTP = "http"
@@ -58,6 +58,10 @@ class StackOptions:
     common_flags: tuple[str, ...] = ()
     """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
     admin_token_file: Path | None = None
+    policy_file: Path | None = None
+    """Absolute path of the scaling policy; None leaves the number of nodes to people."""
+    profile_file: Path | None = None
+    """Absolute path of the model's performance profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +115,10 @@ def plan_stack(
     )
     token = ("--admin-token-file", str(options.admin_token_file)) if options.admin_token_file else ()
     transport = ("--transport-error-handling", options.transport_error_handling)
+    scaling = (
+        *(("--policy-file", str(options.policy_file)) if options.policy_file else ()),
+        *(("--profile-file", str(options.profile_file)) if options.profile_file else ()),
+    )
     lengths = ("--max-model-len", str(options.max_model_len)) if options.max_model_len else ()
     scaler_address = f"{LOCALHOST}:{options.scaler_port}"
     weight_node_address = f"{LOCALHOST}:{ports.weight_node}"
@@ -134,6 +142,7 @@ def plan_stack(
             *("--geometry", json.dumps(geometry.to_dict())),
             *("--log-dir", str(options.log_dir)),
             *token,
+            *scaling,
             *transport,
             *common,
         ),

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from kernelflume.cli.scaling_view import decision_table, mode_line, operation_line
+from kernelflume.cli.tables import (
+    fill_time,
+    node_state,
+    percent,
+    size,
+    step_time,
+    table,
+    threshold_percent,
+)
 from kernelflume.core.routing import NodeState
 
 if TYPE_CHECKING:
@@ -15,16 +24,11 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
     from rich.console import RenderableType
+    from rich.table import Table
 
     from kernelflume.rpc.v1 import common_pb2, scaler_pb2
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_STATE_STYLES: dict[str, str] = {
-    NodeState.ACTIVE: "green",
-    NodeState.DRAINING: "yellow",
-    NodeState.PREWARMING: "cyan",
-    NodeState.READY: "cyan",
-}
+_NUM_DECISIONS = 5
 
 
 def to_dict(message: Message) -> dict[str, Any]:
@@ -46,9 +50,13 @@ def to_dict(message: Message) -> dict[str, Any]:
 
 
 def render(topology: scaler_pb2.Topology) -> RenderableType:
-    """Return the tables that a person reads."""
-    parts: list[RenderableType] = [Text(headline(topology)), _attention_nodes(topology.attention_nodes)]
-    parts.append(_weight_nodes(topology.weight_nodes))
+    """Return the lines and tables that a person reads."""
+    parts: list[RenderableType] = [Text(headline(topology)), Text(mode_line(topology))]
+    if topology.HasField("operation"):
+        parts.append(Text(operation_line(topology.operation)))
+    parts += [_attention_nodes(topology.attention_nodes), _weight_nodes(topology.weight_nodes)]
+    if topology.decisions:
+        parts.append(decision_table(topology.decisions, _NUM_DECISIONS))
     if topology.sequences:
         parts.append(_sequences(topology.sequences))
     return Group(*parts)
@@ -67,64 +75,52 @@ def headline(topology: scaler_pb2.Topology) -> str:
     return line
 
 
-def size(num_bytes: int) -> str:
-    """Return a size for a person: 1536 is 1.5 KiB."""
-    value, unit = float(num_bytes), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{num_bytes} B"
-
-
 def ranges(owned: Sequence[common_pb2.OwnedRange]) -> str:
     """Return ranges in the notation of the documentation: a-1[0,512) a-2[512,600)."""
     return " ".join(f"{item.node_id}[{item.start},{item.end})" for item in owned)
 
 
 def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
-    table = _table("attention node", "state", ">KV used", ">capacity", ">%", ">sequences", "address")
+    rows = table(
+        *("attention node", "state", ">KV used", ">capacity", ">%", ">threshold %", ">tails", ">full in"),
+        *(">sequences", "address"),
+    )
     for node in nodes:
-        used, capacity = node.used_tokens, node.capacity_tokens
-        state = node.state if node.alive else f"{node.state}, lease lost"
-        table.add_row(
+        rows.add_row(
             node.node_id,
-            Text(state, style=_STATE_STYLES.get(node.state, "") if node.alive else "red"),
-            size(used * node.kv_bytes_per_token),
-            size(capacity * node.kv_bytes_per_token),
-            f"{100 * used / capacity:.1f}" if capacity else "-",
+            node_state(node),
+            size(node.used_tokens * node.kv_bytes_per_token),
+            size(node.capacity_tokens * node.kv_bytes_per_token),
+            percent(node.used_tokens, node.capacity_tokens),
+            threshold_percent(node),
+            str(node.num_tails),
+            fill_time(node),
             str(node.num_sequences),
             node.address,
         )
-    return table
+    return rows
 
 
 def _weight_nodes(nodes: Sequence[scaler_pb2.WeightNodeStatus]) -> Table:
-    table = _table("weight node", ">epoch", ">running", ">waiting", "address")
+    rows = table("weight node", ">epoch", ">running", ">waiting", ">tokens waiting", ">step", "address")
     for node in nodes:
-        table.add_row(
+        rows.add_row(
             node.node_id,
             str(node.adopted_epoch),
             str(node.num_requests_running),
             str(node.num_requests_waiting),
+            str(node.waiting_tokens),
+            step_time(node.decode_step_seconds),
             node.address,
         )
-    return table
+    return rows
 
 
 def _sequences(sequences: Sequence[scaler_pb2.SequenceRouteStatus]) -> Table:
-    table = _table("sequence", "of weight node", ">tokens", "ranges")
+    rows = table("sequence", "of weight node", ">tokens", "ranges")
     for sequence in sequences:
         num_tokens = sequence.ranges[-1].end if sequence.ranges else 0
-        table.add_row(
+        rows.add_row(
             str(sequence.sequence_id), sequence.weight_node, str(num_tokens), ranges(sequence.ranges)
         )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    """Make a table; a column named with > in front is aligned right."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    return table
+    return rows

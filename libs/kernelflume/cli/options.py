@@ -1,0 +1,44 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any
+
+import typer
+
+DEFAULT_SCALER = "127.0.0.1:8100"
+
+MAX_COUNT = 2**32 - 1
+"""The largest number that a request can carry; how many nodes there may be is the scaler's to say."""
+
+
+def utf8(value: Any) -> Any:
+    """Let an option's texts through that can be sent to a service: bytes of a shell may be none."""
+    for text in [value] if isinstance(value, str) else value or ():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise typer.BadParameter(f"{text!r} is not UTF-8") from error
+    return value
+
+
+ScalerAddress = Annotated[
+    str,
+    typer.Option(
+        "--scaler", envvar="KERNELFLUME_SCALER", callback=utf8, help="host:port of the scaler's admin API."
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the result; exit code 1 unless it succeeded.")]
+WaitTimeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Longest wait in seconds; the operation goes on.")
+]
+OperationId = Annotated[
+    str | None,
+    typer.Option(callback=utf8, help="Name of the operation, to repeat it safely. [default: a new one]"),
+]
+
+
+def new_operation_id() -> str:
+    """Return a name that no other operation has."""
+    return f"cli-{uuid.uuid4().hex[:12]}"
