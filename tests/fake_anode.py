@@ -1,6 +1,6 @@
 """A process that looks like an attention node to a scaler: it takes a lease and answers health checks.
 
-It understands the flags that the process provider passes, and some that make it misbehave.
+It understands the flags that providers pass, and some that make it misbehave.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ async def serve(options: argparse.Namespace) -> None:
         kind=NodeKind.ATTENTION,
         node_id=options.node_id,
         incarnation=new_incarnation(),
-        address=f"127.0.0.1:{server.port}",
+        address=f"{options.address.rpartition(':')[0]}:{server.port}",
         load=NodeLoad(capacity_tokens=1000),
     )
     store = RedisStore(options.redis_url, cluster=options.cluster)
+    if options.idle:
+        await stop.wait()
     while not stop.is_set():
         await store.renew(record, ttl_s=20.0)
         try:
@@ -56,6 +58,7 @@ def main() -> None:
     parser.add_argument("--cluster", required=True)
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--fail", help="say this and exit with code 3")
+    parser.add_argument("--idle", action="store_true", help="take no lease")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     for name in ("certificate", "key", "ca"):
         parser.add_argument(f"--tls.{name}", dest=name)

@@ -31,7 +31,7 @@ from kernelflume.scaler.weights import WeightNodes
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
     from kernelflume.core.routing import NodeState, RoutingSnapshot
     from kernelflume.runtime.tracing import Tracer
@@ -161,6 +161,10 @@ class FakeProvider:
     """Starts attention nodes inside the test."""
 
     adopts = False
+    reuses_ids = False
+
+    def victim_order(self, node_ids: Sequence[str]) -> None:
+        return None
 
     def __init__(self, store: RoutingStore) -> None:
         self._store = store

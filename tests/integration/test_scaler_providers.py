@@ -11,10 +11,23 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.scaler_rig import WAIT_S, eventually
+from tests.provider_contract import (
+    GRACE_S,
+    SLEEPER,
+    NodePlan,
+    OwnerContract,
+    ProviderContract,
+    ScalingContract,
+    ended,
+    process_of,
+    script,
+)
+from tests.scaler_rig import WAIT_S, scaler_rig
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind
+from kernelflume.core.routing import NodeState
+from kernelflume.scaler.operation import Result
 from kernelflume.scaler.providers.process import ProcessProvider
 from kernelflume.scaler.providers.static import StaticProvider
 from kernelflume.store.memory import MemoryStore
@@ -23,93 +36,48 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from kernelflume.scaler.providers.base import Provider
+    from tests.provider_contract import Command
 
-GRACE_S = 10.0
-SLEEPER = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(600)"]
+    from kernelflume.store.base import RoutingStore
 
 
-def script(text: str) -> list[str]:
-    return [sys.executable, "-S", "-E", "-c", textwrap.dedent(text)]
+def processes(command: Command, log_dir: Path) -> ProcessProvider:
+    return ProcessProvider(lambda node_id, address: command(node_id), log_dir=log_dir)
 
 
 @pytest.fixture
-async def make_processes(tmp_path: Path) -> AsyncIterator[Callable[[list[str]], ProcessProvider]]:
+async def make(tmp_path: Path) -> AsyncIterator[Callable[[Command], ProcessProvider]]:
     made: list[ProcessProvider] = []
 
-    def make(command: list[str]) -> ProcessProvider:
-        made.append(ProcessProvider(lambda node_id, address: [*command, node_id, address], log_dir=tmp_path))
+    def make_one(command: Command) -> ProcessProvider:
+        made.append(processes(command, tmp_path))
         return made[-1]
 
-    yield make
+    yield make_one
     for provider in made:
         await provider.close(grace_s=GRACE_S)
 
 
-def child_of(provider: ProcessProvider, node_id: str) -> psutil.Process:
-    return psutil.Process(provider._children[node_id].process.pid)
-
-
-async def ended(provider: Provider, node_id: str) -> str:
-    async def has_ended() -> bool:
-        return node_id in provider.ended()
-
-    await eventually(has_ended)
-    return provider.ended()[node_id]
-
-
-class ProviderContract:
-    """What the controller relies on; a subclass provides ``provider`` with at least three nodes to launch."""
-
-    async def test_each_launch_gives_a_node_that_is_not_taken(self, provider: Provider) -> None:
-        first = await provider.launch(())
-        second = await provider.launch({first})
-        assert first != second
-        assert provider.ended() == {}
-
-    async def test_a_terminated_node_has_not_ended_unasked(self, provider: Provider) -> None:
-        node_id = await provider.launch(())
-        await provider.terminate(node_id, grace_s=GRACE_S)
-        assert provider.ended() == {}
-
-    async def test_terminating_what_is_not_there_is_no_error(self, provider: Provider) -> None:
-        await provider.terminate("never-there", grace_s=GRACE_S)
-        node_id = await provider.launch(())
-        await provider.terminate(node_id, grace_s=GRACE_S)
-        await provider.terminate(node_id, grace_s=GRACE_S)
-        assert provider.ended() == {}
-
-
-class TestProcessProvider(ProviderContract):
-    @pytest.fixture
-    def provider(self, make_processes: Callable[[list[str]], ProcessProvider]) -> ProcessProvider:
-        return make_processes(SLEEPER)
-
+class TestProcessProvider(OwnerContract):
     async def test_ids_count_on_and_are_not_used_twice(self, provider: ProcessProvider) -> None:
-        assert not provider.adopts
+        assert not provider.reuses_ids
         assert await provider.launch({"a-7", "other", "a-x"}) == "a-8"
         await provider.terminate("a-8", grace_s=GRACE_S)
         assert await provider.launch(()) == "a-9"
 
-    async def test_a_terminated_process_leaves_no_zombie(self, provider: ProcessProvider) -> None:
+    async def test_an_ended_process_leaves_no_zombie(self, provider: ProcessProvider) -> None:
         node_id = await provider.launch(())
-        process = child_of(provider, node_id)
-        await provider.terminate(node_id, grace_s=GRACE_S)
-        assert not process.is_running()
-
-    async def test_closing_ends_all_processes(self, provider: ProcessProvider) -> None:
-        processes = [child_of(provider, await provider.launch(())) for _ in range(2)]
-        await provider.close(grace_s=GRACE_S)
-        assert not any(process.is_running() for process in processes)
-
-    async def test_a_killed_process_is_told_and_reaped(self, provider: ProcessProvider) -> None:
-        node_id = await provider.launch(())
-        process = child_of(provider, node_id)
+        process = await process_of(node_id)
         process.kill()
         assert "was ended by SIGKILL" in await ended(provider, node_id)
         assert not process.is_running()
-        await provider.terminate(node_id, grace_s=GRACE_S)
-        assert provider.ended() == {}
+
+
+@pytest.mark.redis
+class TestScalingProcesses(ScalingContract):
+    @pytest.fixture
+    def make_scaling(self, plan: NodePlan, tmp_path: Path) -> Callable[[RoutingStore], ProcessProvider]:
+        return lambda store: processes(plan.command, tmp_path)
 
 
 class TestStaticProvider(ProviderContract):
@@ -135,15 +103,36 @@ class TestStaticProvider(ProviderContract):
         async with asyncio.timeout(WAIT_S):
             assert await waiting == "late"
 
+    async def test_an_end_is_for_the_lease_to_tell(
+        self, provider: StaticProvider, store: MemoryStore
+    ) -> None:
+        node_id = await provider.launch(())
+        await store.release(NodeKind.ATTENTION, node_id, "0")
+        assert provider.ended() == {}
+
+
+@pytest.mark.redis
+async def test_waiting_for_a_node_that_nobody_starts_ends_at_the_deadline_each_time(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, make_provider=StaticProvider) as rig:
+        node = await rig.add_attention("first")
+        await rig.settles_at(first=NodeState.ACTIVE)
+        for number in range(2):
+            operation = await rig.scale(f"waits-{number}", 2, deadline_s=0.3)
+            assert operation.result is Result.FAILED
+            assert "0 of 1 attention nodes have been launched" in operation.reason
+            assert await rig.states() == {node.node_id: NodeState.ACTIVE}
+        await rig.add_attention("second")
+        await rig.settles_at(first=NodeState.ACTIVE, second=NodeState.ACTIVE)
+
 
 def lease(node_id: str) -> LeaseRecord:
     return LeaseRecord(kind=NodeKind.ATTENTION, node_id=node_id, incarnation="0", address="h:1")
 
 
 async def test_an_early_end_is_told_with_the_last_line_of_the_log(
-    make_processes: Callable[[list[str]], ProcessProvider], tmp_path: Path
+    make: Callable[[Command], ProcessProvider], tmp_path: Path
 ) -> None:
-    provider = make_processes(
+    provider = make(
         script("""
             import json, sys
             print("starting", sys.argv[1:], flush=True)
@@ -156,42 +145,18 @@ async def test_an_early_end_is_told_with_the_last_line_of_the_log(
     assert await ended(provider, node_id) == f"ended with code 3: out of memory (log: {tmp_path / 'a-1.log'})"
     lines = (tmp_path / "a-1.log").read_text().splitlines()
     assert lines[0] == "an earlier start"
-    assert lines[1] == "starting ['a-1', '127.0.0.1:0']"
+    assert lines[1] == "starting ['node=a-1']"
     assert json.loads(lines[2])["message"] == "out of memory"
 
 
-async def test_a_process_that_does_not_listen_is_killed_after_the_grace(
-    make_processes: Callable[[list[str]], ProcessProvider], tmp_path: Path
-) -> None:
-    provider = make_processes(
-        script("""
-            import signal, time
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            print("deaf", flush=True)
-            time.sleep(600)
-        """)
-    )
-    node_id = await provider.launch(())
-    process = child_of(provider, node_id)
-
-    async def deaf() -> bool:
-        return "deaf" in (tmp_path / "a-1.log").read_text()
-
-    await eventually(deaf)
-    await provider.terminate(node_id, grace_s=0.1)
-    assert not process.is_running()
-
-
-async def test_a_command_that_does_not_exist_is_told(
-    make_processes: Callable[[list[str]], ProcessProvider],
-) -> None:
-    provider = make_processes(["/no/such/program"])
+async def test_a_command_that_does_not_exist_is_told(make: Callable[[Command], ProcessProvider]) -> None:
+    provider = make(lambda node_id: ["/no/such/program"])
     assert "cannot run /no/such/program" in await ended(provider, await provider.launch(()))
 
 
 async def test_a_folder_that_cannot_be_made_is_an_unavailable_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    provider = ProcessProvider(lambda node_id, address: SLEEPER, log_dir=tmp_path / "file" / "logs")
+    provider = processes(SLEEPER, tmp_path / "file" / "logs")
     with pytest.raises(UnavailableError, match="attention node a-1 cannot be started"):
         await provider.launch(())
 
@@ -203,7 +168,7 @@ def test_processes_end_with_the_scaler_however_it_ends(tmp_path: Path) -> None:
         from kernelflume.scaler.providers.process import ProcessProvider
 
         async def main():
-            provider = ProcessProvider(lambda n, a: {SLEEPER!r}, log_dir=Path({str(tmp_path)!r}))
+            provider = ProcessProvider(lambda n, a: {SLEEPER("a-1")!r}, log_dir=Path({str(tmp_path)!r}))
             await provider.launch(())
             print(provider._children["a-1"].process.pid, flush=True)
             await asyncio.sleep(600)

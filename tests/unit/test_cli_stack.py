@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernelflume.cli.stack import PartSpec, Ports, Probe, StackOptions, base_url, plan_stack
-from kernelflume.cli.threads import ThreadBudget, divide_threads
+from kernelflume.cli.threads import ThreadBudget, all_threads, divide_threads
 from kernelflume.core.geometry import KvGeometry
 
 GEOMETRY = KvGeometry(
@@ -104,6 +104,37 @@ def test_the_scaler_alone_learns_the_policy_and_the_profile() -> None:
 def test_both_ends_of_the_transport_handle_errors_alike() -> None:
     _, (scaler, weight_node, _) = plan(replace(OPTIONS, transport_error_handling="none"))
     assert {flags(part)["--transport-error-handling"] for part in (scaler, weight_node)} == {"none"}
+
+
+def test_on_ray_all_that_attention_nodes_reach_is_on_the_node_host() -> None:
+    options = replace(OPTIONS, provider="ray", ray_address="head:6379", node_host="10.0.0.5")
+    assert not options.is_local
+    assert replace(options, ray_address="local").is_local
+    stages = plan_stack(
+        options,
+        checkpoint=Path("/cache/small"),
+        geometry=GEOMETRY,
+        ports=Ports(redis=6000, weight_node=8200),
+        threads=all_threads(8),
+        embedded_redis=["valkey-server"],
+        redis_password="secret",  # noqa: S106 - of a server that nobody starts
+    )
+    _, (scaler, weight_node, _) = stages
+    told = flags(scaler)
+    assert (told["--provider"], told["--ray.address"]) == ("ray", "head:6379")
+    assert told["--redis-url"] == "redis://:secret@10.0.0.5:6000/0"
+    # Threads of attention nodes follow from what Ray gives them; the weight node has this machine alone.
+    assert told["--attention-node-threads"] == "0"
+    told = flags(weight_node)
+    assert (told["--address"], told["--doorbell-host"]) == ("10.0.0.5:8200", "10.0.0.5")
+    assert (told["--threads"], told["--threads-beside-attention"]) == ("8", "8")
+
+
+def test_on_one_machine_nothing_of_ray_is_told_and_loopback_does() -> None:
+    _, (scaler, weight_node, _) = plan(OPTIONS)
+    assert flags(scaler)["--provider"] == "process"
+    assert "--ray.address" not in scaler.command
+    assert flags(weight_node)["--doorbell-host"] == "127.0.0.1"
 
 
 def test_clients_use_the_model_s_name_as_it_was_given_unless_others_are_named() -> None:

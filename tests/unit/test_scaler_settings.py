@@ -9,8 +9,11 @@ import pytest
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.settings import load
-from kernelflume.scaler.command import attention_node_command
+from kernelflume.scaler.command import attention_node_command, ray_node_command
+from kernelflume.scaler.providers.choice import make_provider
+from kernelflume.scaler.providers.rayhost import Place
 from kernelflume.scaler.settings import ScalerSettings
+from kernelflume.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +65,15 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--geometry", '{"model_id": "m"}'], "geometry needs "),
         ([*GEOMETRY_FLAGS, "--retry-min-s", "99"], "retry-min-s 99 is above retry-max-s 60"),
         ([*GEOMETRY_FLAGS, "--provider", "magic"], "--provider"),
+        (["--provider", "ray"], "geometry is required with the ray provider"),
+        (
+            [*GEOMETRY_FLAGS, "--ray.address", "ray://h:10001"],
+            r"--ray\.address: .*is not supported: Ray Client",
+        ),
+        ([*GEOMETRY_FLAGS, "--ray.address", "nonsense"], r"--ray\.address"),
+        ([*GEOMETRY_FLAGS, "--ray.num-cpus", "-1"], r"--ray\.num_cpus"),
+        ([*GEOMETRY_FLAGS, "--kubernetes.namespace", "Not_A_Name"], r"--kubernetes\.namespace"),
+        ([*GEOMETRY_FLAGS, "--kubernetes.request-timeout-s", "0"], r"--kubernetes\.request_timeout_s"),
         ([*GEOMETRY_FLAGS, "--attention-node-memory", "much"], "--attention-node-memory"),
     ],
 )
@@ -108,3 +120,37 @@ def test_the_node_chooses_its_threads_unless_told_and_may_run_in_a_wrapper() -> 
     command = attention_node_command(settings, "a-1", "h:0")
     assert command[:3] == ["numactl", "node", "--node-id"]
     assert "--threads" not in command
+
+
+def test_what_a_node_asks_ray_for() -> None:
+    settings = parse(
+        *GEOMETRY_FLAGS, "--ray.num-cpus", "2", "--ray.num-gpus", "0.5", "--ray.resources", '{"nic": 1}'
+    )
+    asked = settings.ray.demands(memory_bytes=1024)
+    assert asked == {"CPU": 2.0, "GPU": 0.5, "memory": 1024.0, "nic": 1.0}
+    assert parse(*GEOMETRY_FLAGS, "--ray.num-cpus", "0").ray.demands(memory_bytes=0) == {}
+
+
+def test_on_ray_a_node_serves_where_others_reach_it_with_the_threads_that_ray_gave_it() -> None:
+    settings = parse(*GEOMETRY_FLAGS, "--ray.num-cpus", "3", "--attention-node-args=--page-tokens=32")
+    place = Place(ray_node="n", host="10.0.0.9", python="/opt/python")
+    command = ray_node_command(settings, "a-7", place)
+    assert command[:3] == ["/opt/python", "-m", "kernelflume.anode"]
+    assert command[-1] == "--page-tokens=32"
+    for flag, value in {"--address": "10.0.0.9:0", "--doorbell-host": "10.0.0.9", "--threads": "3"}.items():
+        assert command[command.index(flag) + 1] == value
+    own = parse(*GEOMETRY_FLAGS, "--attention-node-threads", "5")
+    command = ray_node_command(own, "a-7", place)
+    assert command[command.index("--threads") + 1] == "5"
+
+
+@pytest.mark.parametrize("provider", ["ray", "kubernetes"])
+def test_a_missing_library_is_named_with_what_to_install(
+    provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, provider, None)
+    monkeypatch.delitem(sys.modules, f"kernelflume.scaler.providers.{provider}", raising=False)
+    monkeypatch.delitem(sys.modules, "kernelflume.scaler.providers.statefulset", raising=False)
+    settings = parse(*GEOMETRY_FLAGS, "--provider", provider)
+    with pytest.raises(ConfigurationError, match=rf"provider: {provider} needs .*kernelflume\[{provider}\]"):
+        make_provider(settings, MemoryStore())

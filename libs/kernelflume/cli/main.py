@@ -126,13 +126,32 @@ def serve(
         typer.Option(PROFILE_FLAG, help="Performance profile of the model; an SLO in the policy needs it."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
+    provider: Annotated[
+        Literal["process", "ray"],
+        typer.Option(help="Where attention nodes run: on this machine, or on the machines of a Ray cluster."),
+    ] = "process",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="Ray cluster: `auto` is the one that this machine is part of, HEAD:PORT names one, `local` "
+            "starts one here."
+        ),
+    ] = "auto",
+    node_host: Annotated[
+        str,
+        typer.Option(
+            help="Address of this machine that the machines of the Ray cluster reach. "
+            "[default: the one towards them]",
+            show_default=False,
+        ),
+    ] = "",
     transport_error_handling: Annotated[
-        Literal["peer", "none"],
+        Literal["peer", "none"] | None,
         typer.Option(
             help="`none` is fastest within one machine, where a closed doorbell tells of a dead process. "
-            "With `peer` the transport itself watches its peers."
+            "With `peer` the transport itself watches its peers. [default: none; peer with --provider ray]"
         ),
-    ] = "none",
+    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(
@@ -158,6 +177,9 @@ def serve(
     ] = None,
 ) -> None:
     """Run the whole stack on this machine: store, scaler, attention nodes, weight node and router.
+
+    With `--provider ray` attention nodes run on the machines of a Ray cluster instead. Store and weight node
+    then listen where those reach them: keep that network to yourself.
 
     A setting of a service that has no flag here is given by its environment variable, such as
     KERNELFLUME_WNODE_MAX_NUM_SEQS; `kernelflume wnode --help` lists them.
@@ -189,11 +211,14 @@ def serve(
         redis_url=redis_url,
         cluster=cluster,
         seed=seed,
-        transport_error_handling=transport_error_handling,
+        transport_error_handling=transport_error_handling or ("none" if provider == "process" else "peer"),
         log_level=log_level,
         log_dir=(log_dir or _state_dir() / str(port)).absolute(),
         common_flags=(*tls.flags(), *tracing.flags()),
         admin_token_file=token_file,
+        provider=provider,
+        ray_address=ray_address,
+        node_host=node_host if provider == "ray" else LOCALHOST,
     )
     # Reading checkpoints needs libraries that no other command does.
     from kernelflume.cli.prepare import prepare  # noqa: PLC0415

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import psutil
@@ -14,7 +16,7 @@ from kernelflume.checkpoint.source import resolve
 from kernelflume.cli.readiness import store_fault
 from kernelflume.cli.stack import LOCALHOST, PartSpec, Ports, StackOptions, plan_stack
 from kernelflume.cli.tables import size
-from kernelflume.cli.threads import divide_threads
+from kernelflume.cli.threads import all_threads, divide_threads
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import free_port
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 _CPU_DTYPE = "float32"
 """What `auto` means without a GPU: half precision is slower on most CPUs."""
 
+_ANYWHERE = "198.51.100.1"
+"""Stands for any other machine: an address that is set aside for documentation, and never written to."""
+_ANY_PORT = 9
+_PASSWORD_BYTES = 24
+
 
 def prepare(
     options: StackOptions, reporter: StartReporter
@@ -42,8 +49,9 @@ def prepare(
     Raises:
         ConfigurationError: something cannot be had; the message names the flag.
     """
-    options = with_ports(options)
-    check_memory(options, available_bytes=psutil.virtual_memory().available)
+    options = with_node_host(with_ports(options))
+    if options.is_local:
+        check_memory(options, available_bytes=psutil.virtual_memory().available)
     make_log_dir(options.log_dir)
     if options.redis_url is not None and (
         fault := asyncio.run(store_fault(options.redis_url, options.cluster))
@@ -63,6 +71,45 @@ def with_ports(options: StackOptions) -> StackOptions:
     if port == scaler_port:
         raise ConfigurationError(f"--scaler-port: {port} is the port of --port already")
     return replace(options, port=port, scaler_port=scaler_port)
+
+
+def with_node_host(options: StackOptions) -> StackOptions:
+    """Return the options with the address of this machine that attention nodes reach, unless one was given.
+
+    Raises:
+        ConfigurationError: ray is not installed, no address was found, or the given one is not of this
+            machine.
+    """
+    if options.provider != "ray":
+        return options
+    if find_spec("ray") is None:
+        raise ConfigurationError("--provider: ray needs `pip install 'kernelflume[ray]'`")
+    host = options.node_host or own_address(towards_host(options.ray_address))
+    checked_port("--node-host", host, 0)
+    return replace(options, node_host=host)
+
+
+def towards_host(ray_address: str) -> str:
+    """Return a host in the direction of the Ray cluster's machines, as far as its address tells."""
+    named = os.environ.get("RAY_ADDRESS", "") if ray_address == "auto" else ray_address
+    host, separator, _ = named.rpartition(":")
+    return host if separator and "/" not in host else _ANYWHERE
+
+
+def own_address(towards: str) -> str:
+    """Return the address that this machine would use towards a host; nothing is sent.
+
+    Raises:
+        ConfigurationError: there is no way there.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, _ANY_PORT))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigurationError(
+            f"--node-host: name it, this machine has no way to {towards}: {error.strerror}"
+        ) from error
 
 
 def checked_port(flag: str, host: str, port: int) -> int:
@@ -145,12 +192,21 @@ def plan(
     Raises:
         ConfigurationError: there is no embedded Redis server and no other was named.
     """
-    ports = Ports(redis=free_port(), weight_node=free_port())
+    host = options.node_host
+    ports = Ports(redis=free_port(host), weight_node=free_port(host))
+    cpus = len(os.sched_getaffinity(0))
+    # Whoever reaches this machine would reach an embedded server too.
+    password = "" if host == LOCALHOST else secrets.token_urlsafe(_PASSWORD_BYTES)
     return plan_stack(
         options,
         checkpoint=checkpoint.path,
         geometry=geometry_of(checkpoint, options.dtype),
         ports=ports,
-        threads=divide_threads(len(os.sched_getaffinity(0)), num_sharing or options.num_attention_nodes),
-        embedded_redis=() if options.redis_url else embedded_command(ports.redis, options.log_dir),
+        threads=divide_threads(cpus, num_sharing or options.num_attention_nodes)
+        if options.is_local
+        else all_threads(cpus),
+        embedded_redis=()
+        if options.redis_url
+        else embedded_command(ports.redis, options.log_dir, host=host, password=password),
+        redis_password=password,
     )

@@ -62,6 +62,17 @@ class StackOptions:
     """Absolute path of the scaling policy; None leaves the number of nodes to people."""
     profile_file: Path | None = None
     """Absolute path of the model's performance profile."""
+    provider: str = "process"
+    """``process`` or ``ray``: where attention nodes run."""
+    ray_address: str = "auto"
+    """As the scaler's ray.address."""
+    node_host: str = LOCALHOST
+    """Address of this machine under which attention nodes reach the store and the weight node."""
+
+    @property
+    def is_local(self) -> bool:
+        """True when attention nodes share this machine with everything else."""
+        return self.provider == "process" or self.ray_address == "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +106,7 @@ def plan_stack(
     ports: Ports,
     threads: ThreadBudget,
     embedded_redis: Sequence[str],
+    redis_password: str = "",
 ) -> tuple[tuple[PartSpec, ...], ...]:
     """Return the parts by stages: a stage starts when the one before is ready, its parts all together.
 
@@ -107,8 +119,10 @@ def plan_stack(
         ports: where the parts listen that were given no port.
         threads: kernel threads of each process.
         embedded_redis: command of the embedded server; not used with ``options.redis_url``.
+        redis_password: what that server asks for; empty if nothing.
     """
-    redis_url = options.redis_url or f"redis://{LOCALHOST}:{ports.redis}/0"
+    credentials = f":{redis_password}@" if redis_password else ""
+    redis_url = options.redis_url or f"redis://{credentials}{options.node_host}:{ports.redis}/0"
     common = (
         *("--redis-url", redis_url, "--cluster", options.cluster, "--log-level", options.log_level),
         *options.common_flags,
@@ -121,7 +135,8 @@ def plan_stack(
     )
     lengths = ("--max-model-len", str(options.max_model_len)) if options.max_model_len else ()
     scaler_address = f"{LOCALHOST}:{options.scaler_port}"
-    weight_node_address = f"{LOCALHOST}:{ports.weight_node}"
+    weight_node_address = f"{options.node_host}:{ports.weight_node}"
+    provider = ("--ray.address", options.ray_address) if options.provider == "ray" else ()
 
     redis = PartSpec(
         name="redis",
@@ -135,7 +150,8 @@ def plan_stack(
         command=_service(
             "scaler",
             *("--address", scaler_address),
-            *("--provider", "process"),
+            *("--provider", options.provider),
+            *provider,
             *("--attention-nodes", str(options.num_attention_nodes)),
             *("--attention-node-memory", str(options.attention_node_memory_bytes)),
             *("--attention-node-threads", str(threads.attention_node)),
@@ -147,8 +163,8 @@ def plan_stack(
             *common,
         ),
         probes=((Probe.GRPC, scaler_address), (Probe.TOPOLOGY, scaler_address)),
-        # It ends its attention nodes first.
-        stop_grace_s=10.0,
+        # It ends its attention nodes first, and where they run on Ray leaves the cluster.
+        stop_grace_s=10.0 if options.provider == "process" else 20.0,
     )
     weight_node = PartSpec(
         name="wnode",
@@ -157,6 +173,7 @@ def plan_stack(
             "wnode",
             *("--node-id", "w-1"),
             *("--address", weight_node_address),
+            *("--doorbell-host", options.node_host),
             *("--model", str(checkpoint)),
             *("--served-model-id", geometry.model_id),
             *("--dtype", geometry.dtype),

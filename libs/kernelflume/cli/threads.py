@@ -15,6 +15,15 @@ class ThreadBudget:
     attention_node: int
 
 
+def all_threads(num_cpus: int) -> ThreadBudget:
+    """Leave ``num_cpus`` cores to the weight node alone: attention nodes run on other machines.
+
+    Their threads, 0 here, follow from what those machines give them.
+    """
+    cpus = max(1, num_cpus)
+    return ThreadBudget(weight_node=cpus, weight_node_beside_attention=cpus, attention_node=0)
+
+
 def divide_threads(num_cpus: int, num_attention_nodes: int) -> ThreadBudget:
     """Share ``num_cpus`` cores.
 

@@ -32,12 +32,14 @@ def embedded_server() -> Path:
     )
 
 
-def embedded_command(port: int, directory: Path) -> list[str]:
-    """Return the command line of a server on 127.0.0.1 that keeps nothing on disk.
+def embedded_command(port: int, directory: Path, *, host: str = "127.0.0.1", password: str = "") -> list[str]:
+    """Return the command line of a server that keeps nothing on disk.
 
     Args:
         port: the port to listen on.
         directory: its working directory, which must exist.
+        host: address to listen on.
+        password: what clients must name; without one the server takes clients of this machine alone.
 
     Raises:
         ConfigurationError: there is no server program.
@@ -47,7 +49,7 @@ def embedded_command(port: int, directory: Path) -> list[str]:
         "--port",
         str(port),
         "--bind",
-        "127.0.0.1",
+        host,
         "--save",
         "",
         "--appendonly",
@@ -56,6 +58,7 @@ def embedded_command(port: int, directory: Path) -> list[str]:
         "no",
         "--dir",
         str(directory),
+        *(("--requirepass", password) if password else ()),
     ]
 
 

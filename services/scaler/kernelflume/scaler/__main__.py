@@ -24,16 +24,14 @@ from kernelflume.runtime.tls import read_token
 from kernelflume.runtime.tracing import NO_TRACER, TRACES_GRACE_S, open_tracer
 from kernelflume.scaler.actors import Actors
 from kernelflume.scaler.book import OperationBook
-from kernelflume.scaler.command import attention_node_command
 from kernelflume.scaler.controller import Controller, ControllerSettings
 from kernelflume.scaler.decision_log import DecisionLog
 from kernelflume.scaler.leader import Leadership
 from kernelflume.scaler.metrics import ScalerMetrics
 from kernelflume.scaler.policy import PolicySettings
 from kernelflume.scaler.policy_source import PolicySource
-from kernelflume.scaler.providers.process import ProcessProvider
+from kernelflume.scaler.providers.choice import make_provider
 from kernelflume.scaler.providers.standby import StandbyProvider
-from kernelflume.scaler.providers.static import StaticProvider
 from kernelflume.scaler.servicer import ScalerAdminServicer
 from kernelflume.scaler.settings import ScalerSettings
 from kernelflume.scaler.table import Table
@@ -44,9 +42,7 @@ from kernelflume.store.redis import RedisStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernelflume.scaler.providers.base import Provider
     from kernelflume.scaler.scaling_policy import ScalingPolicy
-    from kernelflume.store.base import RoutingStore
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +59,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
     """Build the scaler, lead or stand by until ``stop`` is set, and clean up.
 
     Raises:
-        ConfigurationError: it cannot listen.
+        ConfigurationError: it cannot listen, or the provider cannot work.
         UnavailableError: the store cannot be reached at the start.
         ConflictError: another scaler took the leadership.
     """
@@ -81,7 +77,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
         cleanup.push_async_callback(asyncio.to_thread, tracer.close, TRACES_GRACE_S)
         store = RedisStore(settings.redis_url, cluster=settings.cluster)
         cleanup.push_async_callback(store.close)
-        provider = _provider(settings, store)
+        provider = make_provider(settings, store)
         cleanup.push_async_callback(partial(provider.close, grace_s=settings.terminate_grace_s))
         leadership = Leadership(store, clock, ttl_s=settings.leader_ttl_s)
         cleanup.push_async_callback(_resign, leadership)
@@ -135,13 +131,6 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             await first_of(*work)
 
         await first_of(stop.wait(), act())
-
-
-def _provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
-    if settings.provider == "static":
-        return StaticProvider(store)
-    provider = ProcessProvider(partial(attention_node_command, settings), log_dir=settings.log_dir)
-    return StandbyProvider(provider, settings.standby_attention_nodes)
 
 
 async def _taken_ids(actors: Actors) -> frozenset[str]:

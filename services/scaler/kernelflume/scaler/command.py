@@ -1,4 +1,4 @@
-"""The command line of an attention node that the process provider starts."""
+"""The command line of an attention node that a provider starts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,33 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernelflume.scaler.providers.rayhost import Place
     from kernelflume.scaler.settings import ScalerSettings
 
 
 def attention_node_command(settings: ScalerSettings, node_id: str, address: str) -> list[str]:
-    """Return how ``node_id`` is started so that it serves at ``address`` (host:port)."""
-    command = [
-        *(settings.attention_node_command or [sys.executable, "-m", "kernelflume.anode"]),
+    """Return how ``node_id`` is started on this machine so that it serves at ``address`` (host:port)."""
+    own = ("--threads", str(settings.attention_node_threads)) if settings.attention_node_threads else ()
+    return _command(settings, node_id, address, python=sys.executable, more=own)
+
+
+def ray_node_command(settings: ScalerSettings, node_id: str, place: Place) -> list[str]:
+    """Return how ``node_id`` is started on a Ray node, where it serves at an address that others reach.
+
+    It computes with as many threads as Ray gave it CPUs.
+    """
+    threads = settings.attention_node_threads or int(settings.ray.num_cpus)
+    own = ["--doorbell-host", place.host, *(("--threads", str(threads)) if threads else ())]
+    return _command(settings, node_id, f"{place.host}:0", python=place.python, more=own)
+
+
+def _command(
+    settings: ScalerSettings, node_id: str, address: str, *, python: str, more: Sequence[str]
+) -> list[str]:
+    return [
+        *(settings.attention_node_command or [python, "-m", "kernelflume.anode"]),
         "--node-id",
         node_id,
         "--address",
@@ -30,8 +50,9 @@ def attention_node_command(settings: ScalerSettings, node_id: str, address: str)
         "--log-level",
         settings.log_level,
         "--exit-with-parent",
+        *more,
+        # This service's certificate, or the one of that path on the node's machine; traces go the same way.
+        *settings.tls.flags(),
+        *settings.tracing.flags(),
+        *settings.attention_node_args,
     ]
-    if settings.attention_node_threads:
-        command += ["--threads", str(settings.attention_node_threads)]
-    # They listen on this machine, so with this service's certificate; their traces go the same way.
-    return [*command, *settings.tls.flags(), *settings.tracing.flags(), *settings.attention_node_args]

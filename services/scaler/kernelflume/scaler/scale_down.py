@@ -65,7 +65,13 @@ class ScaleDown:
         actors = self._actors
         leases = {record.node_id: record for record in await actors.store.living(NodeKind.ATTENTION)}
         active = (await actors.table.read()).in_state(NodeState.ACTIVE)
-        self._victims = choose_victims(active, leases, len(active) - self._target)
+        count = len(active) - self._target
+        order = actors.provider.victim_order([node.node_id for node in active])
+        self._victims = (
+            choose_victims(active, leases, count)
+            if order is None
+            else tuple(order[: max(0, min(count, len(active) - 1))])
+        )
         self._progress.name_nodes(*self._victims)
 
     def _drained(self, snapshot: RoutingSnapshot) -> RoutingSnapshot:

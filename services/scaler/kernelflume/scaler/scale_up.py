@@ -65,7 +65,7 @@ class ScaleUp:
     async def _launch(self) -> None:
         actors = self._actors
         taken = {node.node_id for node in (await actors.table.read()).nodes}
-        if not actors.provider.adopts:
+        if not actors.provider.reuses_ids:
             living = await actors.store.living(NodeKind.ATTENTION)
             taken |= actors.table.seen_node_ids | {record.node_id for record in living}
         for _ in range(self._count):

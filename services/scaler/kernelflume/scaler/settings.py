@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.settings import ByteSize, GeometryJson, ServiceSettings
+from kernelflume.scaler.providers.settings import KubernetesSettings, RaySettings
 
 
 class ScalerSettings(ServiceSettings):
@@ -54,34 +55,40 @@ class ScalerSettings(ServiceSettings):
     retry_max_s: float = Field(default=60.0, gt=0)
     """Longest such wait."""
 
-    provider: Literal["process", "static"] = "process"
-    """Where attention nodes come from: `process` starts them on this machine, `static` adopts those that
-    others start."""
+    provider: Literal["process", "ray", "kubernetes", "static"] = "process"
+    """Where attention nodes come from: `process` starts them on this machine, `ray` on the machines of a Ray
+    cluster, `kubernetes` scales a StatefulSet, `static` adopts those that others start."""
+    ray: RaySettings = RaySettings()
+    """Where and as what nodes run on Ray (ray provider)."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """Which StatefulSet is scaled (kubernetes provider)."""
     attention_node_memory: ByteSize = 512 * 1024**2
-    """Size of each node's KV pool (process provider)."""
+    """Size of each node's KV pool (process and ray providers)."""
     geometry: GeometryJson = ""
-    """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process provider
-    passes it on; the topology shows what a token takes."""
+    """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process and ray
+    providers pass it on; the topology shows what a token takes."""
     standby_attention_nodes: int = Field(default=0, ge=0, le=64)
     """Nodes kept started beside those in use, so that scaling up only has to connect to one; each costs its
-    memory. Not with a provider that only adopts nodes."""
+    memory. For the process and ray providers."""
     log_dir: Path = Path("logs")
-    """Folder for the log file of each node (process provider)."""
+    """Folder for the log file of each node, with the ray provider on its Ray node."""
     transport_error_handling: Literal["peer", "none"] = "peer"
-    """Passed on to each node (process provider); all nodes of a cluster need the same."""
+    """Passed on to each node (process and ray providers); all nodes of a cluster need the same."""
     attention_node_threads: int = Field(default=0, ge=0)
-    """Threads of each node's kernels (process provider); 0 leaves it to the node."""
+    """Threads of each node's kernels; 0 leaves it to the node, with the ray provider to ray.num-cpus."""
     attention_node_command: list[str] = Field(default_factory=list)
-    """Command that runs an attention node (process provider); this Python with `-m kernelflume.anode` by
-    default. For wrappers such as numactl."""
+    """Command that runs an attention node (process and ray providers); by default the Python of the machine
+    in question with `-m kernelflume.anode`. For wrappers such as numactl."""
     attention_node_args: list[str] = Field(default_factory=list)
-    """Further arguments of each node's command line (process provider), each as
+    """Further arguments of each node's command line (process and ray providers), each as
     `--attention-node-args=--page-tokens=32`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.provider == "process" and not self.geometry:
-            raise ValueError("geometry is required with the process provider")
+        if self.provider in ("process", "ray") and not self.geometry:
+            raise ValueError(f"geometry is required with the {self.provider} provider")
+        if self.provider in ("kubernetes", "static") and self.standby_attention_nodes:
+            raise ValueError(f"standby-attention-nodes cannot be had with the {self.provider} provider")
         if self.retry_min_s > self.retry_max_s:
             raise ValueError(f"retry-min-s {self.retry_min_s:g} is above retry-max-s {self.retry_max_s:g}")
         return self

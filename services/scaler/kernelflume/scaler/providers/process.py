@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,16 +12,16 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import UnavailableError
 from kernelflume.runtime.logfile import last_line
 from kernelflume.runtime.tether import tethered
+from kernelflume.scaler.providers.nodeids import NodeIds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 _ADDRESS = "127.0.0.1:0"
 """Each node picks a free port and tells it with its lease."""
-_NODE_ID = re.compile(r"a-(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +47,24 @@ class ProcessProvider:
         self._command = command
         self._log_dir = log_dir
         self._children: dict[str, _Child] = {}
-        self._last_number = 0
+        self._node_ids = NodeIds()
 
     @property
     def adopts(self) -> bool:
         """False: each node is started here."""
         return False
 
+    @property
+    def reuses_ids(self) -> bool:
+        """False: numbers count on."""
+        return False
+
+    def victim_order(self, node_ids: Sequence[str]) -> None:
+        """Any node can be ended."""
+
     async def launch(self, taken: Collection[str]) -> str:
         """Start a process under the next node id that was never used."""
-        node_id = self._next_node_id(taken)
+        node_id = self._node_ids.next(taken)
         command = tethered(self._command(node_id, _ADDRESS))
         log_path = self._log_dir / f"{node_id}.log"
         try:
@@ -102,12 +109,6 @@ class ProcessProvider:
     async def close(self, *, grace_s: float) -> None:
         """End all processes at the same time."""
         await asyncio.gather(*(self.terminate(node_id, grace_s=grace_s) for node_id in list(self._children)))
-
-    def _next_node_id(self, taken: Collection[str]) -> str:
-        # A number is not used twice: routes and log lines that name a node mean one process only.
-        numbers = (int(match[1]) for name in taken if (match := _NODE_ID.fullmatch(name)))
-        self._last_number = max(self._last_number, *numbers, 0) + 1
-        return f"a-{self._last_number}"
 
 
 def _describe(child: _Child) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import KernelFlumeError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from kernelflume.scaler.providers.base import Provider
 
@@ -37,6 +37,15 @@ class StandbyProvider:
     def adopts(self) -> bool:
         """False: it starts nodes, as the provider behind it does."""
         return self._provider.adopts
+
+    @property
+    def reuses_ids(self) -> bool:
+        """As the provider behind it; see ``Provider.reuses_ids``."""
+        return self._provider.reuses_ids
+
+    def victim_order(self, node_ids: Sequence[str]) -> Sequence[str] | None:
+        """As the provider behind it; see ``Provider.victim_order``."""
+        return self._provider.victim_order(node_ids)
 
     @property
     def standby(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.leases import NodeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from kernelflume.store.base import LeaseStore
 
@@ -25,6 +25,14 @@ class StaticProvider:
     def adopts(self) -> bool:
         """True: nodes come by themselves."""
         return True
+
+    @property
+    def reuses_ids(self) -> bool:
+        """True: whoever starts nodes names them."""
+        return True
+
+    def victim_order(self, node_ids: Sequence[str]) -> None:
+        """Any node can be ended."""
 
     async def launch(self, taken: Collection[str]) -> str:
         """Wait for a living node outside ``taken`` and adopt it."""

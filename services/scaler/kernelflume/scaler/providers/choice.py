@@ -1,0 +1,78 @@
+"""Which provider a setting means. What only one of them needs is imported for it alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.scaler.command import attention_node_command, ray_node_command
+from kernelflume.scaler.providers.process import ProcessProvider
+from kernelflume.scaler.providers.standby import StandbyProvider
+from kernelflume.scaler.providers.static import StaticProvider
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+    from kernelflume.scaler.providers.base import Provider
+    from kernelflume.scaler.settings import ScalerSettings
+    from kernelflume.store.base import RoutingStore
+
+
+def make_provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
+    """Make the provider that ``settings`` name.
+
+    Raises:
+        ConfigurationError: its library is missing, or it cannot work as it is set; the message names
+            the setting.
+    """
+    match settings.provider:
+        case "process":
+            processes = ProcessProvider(partial(attention_node_command, settings), log_dir=settings.log_dir)
+            return StandbyProvider(processes, settings.standby_attention_nodes)
+        case "ray":
+            return StandbyProvider(_ray(settings, _in_use(store)), settings.standby_attention_nodes)
+        case "kubernetes":
+            return _kubernetes(settings, store)
+        case "static":
+            return StaticProvider(store)
+
+
+def _ray(settings: ScalerSettings, in_use: Callable[[], Awaitable[Collection[str]]]) -> Provider:
+    try:
+        from kernelflume.scaler.providers.ray import RayProvider  # noqa: PLC0415 - optional dependency
+    except ImportError as error:
+        raise ConfigurationError(f"provider: ray needs `pip install 'kernelflume[ray]'`: {error}") from error
+    return RayProvider(
+        partial(ray_node_command, settings),
+        settings.ray,
+        cluster=settings.cluster,
+        memory_bytes=settings.attention_node_memory,
+        log_dir=settings.log_dir.absolute(),
+        in_use=in_use,
+    )
+
+
+def _kubernetes(settings: ScalerSettings, store: RoutingStore) -> Provider:
+    try:
+        from kernelflume.scaler.providers.kubernetes import (  # noqa: PLC0415 - optional dependency
+            KubernetesProvider,
+        )
+        from kernelflume.scaler.providers.statefulset import StatefulSet  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(
+            f"provider: kubernetes needs `pip install 'kernelflume[kubernetes]'`: {error}"
+        ) from error
+    return KubernetesProvider(
+        StatefulSet.connect(settings.kubernetes),
+        store,
+        in_use=_in_use(store),
+        poll_interval_s=settings.kubernetes.poll_interval_s,
+    )
+
+
+def _in_use(store: RoutingStore) -> Callable[[], Awaitable[Collection[str]]]:
+    async def node_ids() -> Collection[str]:
+        return {node.node_id for node in (await store.read()).nodes}
+
+    return node_ids

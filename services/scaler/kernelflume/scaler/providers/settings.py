@@ -1,0 +1,69 @@
+"""Settings of the providers that reach beyond this machine, a group for each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_GROUP = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+_DNS_LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+
+class RaySettings(BaseModel):
+    """Where and as what attention nodes run on Ray."""
+
+    model_config = _GROUP
+
+    address: str = Field(default="auto", pattern=r"^(auto|local|[a-z]+://.*|[^\s/]+:\d+)$")
+    """`auto` joins the Ray cluster that this machine is part of (or RAY_ADDRESS names), host:port the one
+    with that head, `local` starts one of this machine alone that ends with the scaler."""
+    namespace: str = Field(default="kernelflume", pattern="^[A-Za-z0-9_.-]+$")
+    """Ray namespace of the actors; each is called CLUSTER/NODE there."""
+    num_cpus: float = Field(default=1.0, ge=0)
+    """CPUs that a node asks Ray for; also the threads of its kernels, unless attention-node-threads says."""
+    num_gpus: float = Field(default=0.0, ge=0)
+    """GPUs that a node asks Ray for."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom resources that a node asks Ray for, as {"name": amount}."""
+    lifetime: Literal["scaler", "detached"] = "scaler"
+    """`scaler`: nodes end with the scaler, however it ends. `detached`: they outlive it, and the next scaler
+    takes those over that are in the routing table."""
+    connect_timeout_s: float = Field(default=30.0, gt=0)
+    """Longest wait for the Ray cluster to answer, at the start and at each call."""
+    placement_timeout_s: float = Field(default=30.0, gt=0)
+    """A node has failed when Ray has found no place for it after this long."""
+
+    @field_validator("address")
+    @classmethod
+    def _no_client(cls, address: str) -> str:
+        if "://" in address:
+            raise ValueError(
+                f"{address} is not supported: Ray Client cannot hold the actors of a scaler. Let this "
+                "machine join the cluster (ray start --address=HEAD:PORT --num-cpus=0) and use `auto`"
+            )
+        return address
+
+    def demands(self, *, memory_bytes: int) -> dict[str, float]:
+        """Return what one node asks Ray for, as Ray names it."""
+        asked = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(memory_bytes), **self.resources}
+        return {name: amount for name, amount in asked.items() if amount}
+
+
+class KubernetesSettings(BaseModel):
+    """Which StatefulSet attention nodes are pods of."""
+
+    model_config = _GROUP
+
+    namespace: str = Field(default="kernelflume", pattern=_DNS_LABEL, max_length=63)
+    """Namespace of the StatefulSet."""
+    stateful_set: str = Field(default="kernelflume-anode", pattern=_DNS_LABEL, max_length=63)
+    """Name of the StatefulSet; its pods must take their own names as node ids."""
+    kubeconfig: str = ""
+    """Path of a kubeconfig file; empty takes the pod's own service account, or the default kubeconfig."""
+    context: str = ""
+    """Context of the kubeconfig; empty takes its current one."""
+    request_timeout_s: float = Field(default=5.0, gt=0)
+    """Longest wait for one answer of the API server."""
+    poll_interval_s: float = Field(default=1.0, gt=0)
+    """How often the pods of launched nodes are looked at."""
