@@ -13,6 +13,7 @@ import pytest
 
 from kernelflume.core.errors import ConflictError, EpochConflictError
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
+from kernelflume.core.profile import StepTimes
 from kernelflume.core.ranges import SequenceRoute
 from kernelflume.core.routing import AttentionNodeEntry, NodeEvent, NodeState, RoutingSnapshot
 
@@ -41,7 +42,21 @@ def entry(node_id: str, state: NodeState = NodeState.PREWARMING) -> AttentionNod
 
 def lease(node_id: str, incarnation: str = "0a", kind: NodeKind = NodeKind.ATTENTION) -> LeaseRecord:
     load = NodeLoad(
-        adopted_epoch=3, prepared_nodes=("a-1#0a",), capacity_tokens=100, used_tokens=7, num_sequences=2
+        adopted_epoch=3,
+        prepared_nodes=("a-1#0a",),
+        capacity_tokens=100,
+        used_tokens=7,
+        num_sequences=2,
+        tails=(("a-1", 2),),
+        step_times=StepTimes(
+            rows=2,
+            step_s=0.04,
+            projection_s=3e-4,
+            attention_s=1e-4,
+            post_attention_s=5e-4,
+            overhead_s=0.01,
+        ),
+        scan_bytes_per_s=4.5e9,
     )
     return LeaseRecord(kind=kind, node_id=node_id, incarnation=incarnation, address="127.0.0.1:1", load=load)
 

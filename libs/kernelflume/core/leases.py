@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from kernelflume.core.names import node_name
+from kernelflume.core.profile import StepTimes
 
 
 class NodeKind(StrEnum):
@@ -43,6 +44,11 @@ class NodeLoad:
     """Weight node: median duration of its latest decode steps; 0 while it decodes nothing."""
     num_decode_rows: int = 0
     """Weight node: rows of those steps."""
+    step_times: StepTimes | None = None
+    """Weight node: where the time of those steps goes; None until enough of them had as many rows."""
+    scan_bytes_per_s: float = 0.0
+    """Attention node: bytes of keys and values that its kernel read a second, in recent steps that read
+    enough to mean something; 0 while there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,4 +77,6 @@ class LeaseRecord:
         load = dict(fields["load"])
         load["prepared_nodes"] = tuple(load["prepared_nodes"])
         load["tails"] = tuple((node_id, count) for node_id, count in load["tails"])
+        if load.get("step_times") is not None:
+            load["step_times"] = StepTimes(**load["step_times"])
         return cls(**{**fields, "kind": NodeKind(fields["kind"]), "load": NodeLoad(**load)})

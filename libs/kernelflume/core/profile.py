@@ -44,6 +44,26 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Where the time of a weight node's decode steps goes: medians of its latest ones, all of as many rows.
+
+    Without microbatches a step is ``overhead_s`` and, for every layer, the three stages one after the other.
+    """
+
+    rows: int
+    step_s: float
+    """From the end of the step before to the end of the step."""
+    projection_s: float
+    """T_p: projection of Q, K and V, what precedes it and attention over the new tokens, one layer."""
+    attention_s: float
+    """The exposed part of T_A: dispatch of the queries and the wait for the partials, one layer."""
+    post_attention_s: float
+    """T_f: merge, W_O and FFN, one layer."""
+    overhead_s: float
+    """All of the step that is in no layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PerformanceProfile:
     """Measured times of one model on one kind of weight node and one kind of attention node."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.handshake import Handshake
+from kernelflume.core.profile import StepTimes
 from kernelflume.core.regions import MemoryRegion
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.rpc.v1 import common_pb2, wnode_pb2
@@ -116,4 +117,28 @@ def sampling_from_proto(message: wnode_pb2.SamplingParameters) -> SamplingParame
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+    )
+
+
+def step_times_to_proto(times: StepTimes) -> wnode_pb2.StepTimes:
+    """Encode where the time of a step goes."""
+    return wnode_pb2.StepTimes(
+        rows=times.rows,
+        step_seconds=times.step_s,
+        projection_seconds=times.projection_s,
+        attention_seconds=times.attention_s,
+        post_attention_seconds=times.post_attention_s,
+        overhead_seconds=times.overhead_s,
+    )
+
+
+def step_times_from_proto(message: wnode_pb2.StepTimes) -> StepTimes:
+    """Decode where the time of a step goes."""
+    return StepTimes(
+        rows=message.rows,
+        step_s=message.step_seconds,
+        projection_s=message.projection_seconds,
+        attention_s=message.attention_seconds,
+        post_attention_s=message.post_attention_seconds,
+        overhead_s=message.overhead_seconds,
     )

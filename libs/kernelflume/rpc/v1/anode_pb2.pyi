@@ -68,7 +68,7 @@ class GetAttentionStatisticsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AttentionStatistics(_message.Message):
-    __slots__ = ("node_id", "incarnation", "page_tokens", "num_pages", "num_free_pages", "num_tokens", "kv_bytes", "buffer_bytes", "resident_bytes", "queries_served", "tokens_appended", "links")
+    __slots__ = ("node_id", "incarnation", "page_tokens", "num_pages", "num_free_pages", "num_tokens", "kv_bytes", "buffer_bytes", "resident_bytes", "queries_served", "tokens_appended", "links", "scan_bytes_per_second")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class AttentionStatistics(_message.Message):
     QUERIES_SERVED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_APPENDED_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    SCAN_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     page_tokens: int
@@ -93,7 +94,8 @@ class AttentionStatistics(_message.Message):
     queries_served: int
     tokens_appended: int
     links: _containers.RepeatedCompositeFieldContainer[AttentionStatisticsLink]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., queries_served: _Optional[int] = ..., tokens_appended: _Optional[int] = ..., links: _Optional[_Iterable[_Union[AttentionStatisticsLink, _Mapping]]] = ...) -> None: ...
+    scan_bytes_per_second: float
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., queries_served: _Optional[int] = ..., tokens_appended: _Optional[int] = ..., links: _Optional[_Iterable[_Union[AttentionStatisticsLink, _Mapping]]] = ..., scan_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class AttentionStatisticsLink(_message.Message):
     __slots__ = ("weight_node", "num_sequences", "num_tokens")

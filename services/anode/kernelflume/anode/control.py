@@ -112,6 +112,8 @@ class WorkerStatistics:
     tokens_appended: int
     notices_rejected: int
     links_lost: int
+    scan_bytes_per_s: float
+    """Median of recent large decode steps; 0 while there are none."""
     links: tuple[LinkStatistics, ...]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from kernelflume.anode.control import Connected, WorkerStatistics
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.lane import NUM_STAGING
+from kernelflume.anode.scan_meter import ScanMeter
 from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError, LifecycleError, PeerLostError
 from kernelflume.core.names import split_name
 from kernelflume.runtime.clock import Deadline
@@ -57,6 +58,7 @@ class Exchange:
         self._pool = pool
         self._kernel = kernel
         self._clock = clock
+        self._scans = ScanMeter(num_layers=pool.geometry.num_layers)
         self._links: dict[str, Link] = {}
         self._inbox: deque[Notice] = deque()
         self._quarantine: deque[tuple[float, list[LaneBuffers]]] = deque()
@@ -130,6 +132,7 @@ class Exchange:
             tokens_appended=self._tokens_appended,
             notices_rejected=self._notices_rejected,
             links_lost=self._links_lost,
+            scan_bytes_per_s=self._scans.bytes_per_s(self._clock.now()),
             links=tuple(links),
         )
 
@@ -201,13 +204,17 @@ class Exchange:
         if query.plan is not None:
             lane.step, lane.num_rows = query.step, query.num_rows
             lane.attention = self._plan(link, index, query.step, query.plan)
+            lane.scan_bytes = self._countable_bytes(query)
         if query.step != lane.step or lane.attention is None or query.num_rows != lane.num_rows:
             self._notify(link, self._partial(query, wire.RowStatus.MISMATCH))
             return
         bucket = link.layout.bucket_index(query.num_rows)
         self._await_staging(link, index)
         into = buffers.partial(lane.staging, bucket)
+        started_at_s = self._clock.now()
         lane.attention.run(query.layer, Partial(into.out[: query.num_rows], into.lse[: query.num_rows]))
+        if lane.scan_bytes:
+            self._scans.note(lane.scan_bytes, started_at_s=started_at_s, ended_at_s=self._clock.now())
         self._queries_served += 1
         self._post(link, index, bucket, self._partial(query, wire.RowStatus.OK))
 
@@ -227,6 +234,15 @@ class Exchange:
             shares.append(Share(num_rows, tuple(self._pool.view(extent) for extent in extents)))
         num_rows = sum(share.num_rows for share in shares)
         return self._kernel.plan(link.buffers[index].queries[:num_rows], shares)
+
+    def _countable_bytes(self, query: wire.Query) -> int:
+        """Return the bytes that a layer of a planned step reads, 0 where they are not worth timing."""
+        assert query.plan is not None  # noqa: S101 - the caller has just planned by it
+        return self._scans.countable_bytes(
+            num_rows=query.num_rows,
+            num_calls=len(query.plan),
+            layer_bytes=int(query.plan["num_held"].sum()) * self._pool.geometry.kv_row_bytes,
+        )
 
     def _store_append(self, link: Link, index: int, append: wire.Append) -> None:
         rows = link.buffers[index].append_rows(append.slot, append.num_rows)

@@ -102,6 +102,8 @@ class LaneProgress:
         """Step of ``attention``, -1 before the first."""
         self.attention: StepAttention | None = None
         """The planned step; None where its plan did not match what is held."""
+        self.scan_bytes = 0
+        """Bytes that a layer of the planned step reads, 0 where they are not worth timing."""
         self.num_rows = 0
         """Rows of the planned step."""
         self.query: Query | None = None

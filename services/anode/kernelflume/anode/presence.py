@@ -66,6 +66,7 @@ class Presence:
             used_tokens=statistics.num_tokens,
             reserved_tokens=(statistics.num_pages - statistics.num_free_pages) * self._page_tokens,
             num_sequences=sum(link.num_sequences for link in statistics.links),
+            scan_bytes_per_s=statistics.scan_bytes_per_s,
         )
         living: set[str] | None = None
         try:

@@ -108,6 +108,7 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
             resident_bytes=psutil.Process(self._worker.pid).memory_info().rss,
             queries_served=statistics.queries_served,
             tokens_appended=statistics.tokens_appended,
+            scan_bytes_per_second=statistics.scan_bytes_per_s,
             links=[
                 anode_pb2.AttentionStatisticsLink(
                     weight_node=link.weight_node, num_sequences=link.num_sequences, num_tokens=link.num_tokens

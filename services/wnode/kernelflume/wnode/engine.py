@@ -33,6 +33,7 @@ from kernelflume.wnode.messages import (
 )
 from kernelflume.wnode.sampler import sample
 from kernelflume.wnode.sequence import Sequence
+from kernelflume.wnode.step_clock import Stage, StepClock
 
 if TYPE_CHECKING:
     from kernelflume.core.sampling import SamplingParameters
@@ -78,6 +79,7 @@ class Engine:
         self._inbox = inbox
         self._reporter = reporter
         self._clock = clock
+        self._step_clock = StepClock(clock)
         self._kernel_threads = kernel_threads
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
@@ -105,6 +107,7 @@ class Engine:
         if batch is not None:
             self._step(batch)
         else:
+            self._step_clock.rest()
             self._reporter.report_idle(self._scheduler, self._ledger)
             self._links.poll(_IDLE_WAIT_S, idle=not self._warming)
 
@@ -199,6 +202,7 @@ class Engine:
 
     def _step(self, batch: StepBatch) -> None:
         self._num_steps += 1
+        self._step_clock.begin()
         started = self._clock.now()
         self._links.waited_s = 0.0
         try:
@@ -217,11 +221,12 @@ class Engine:
             num_tokens=len(tokens),
             seconds=self._clock.now() - started,
             waited_s=self._links.waited_s,
+            times=self._step_clock.end(rows=batch.num_rows, num_layers=self._decoder.config.num_layers),
         )
 
     def _compute(self, batch: StepBatch) -> tuple[list[tuple[Chunk, int]], list[PeerLostError]]:
         """Run all layers; return each sampled chunk with its token, and the nodes lost while storing."""
-        decoder, config = self._decoder, self._decoder.config
+        decoder, config, clock = self._decoder, self._decoder.config, self._step_clock
         exchange = StepExchange(batch, self._links, self._num_steps)
         num_rows = batch.num_rows
         own_attention = SelfAttention(
@@ -235,14 +240,20 @@ class Engine:
             keys_values = torch.empty(
                 (config.num_layers, num_rows, 2, config.num_kv_heads, config.head_dim), dtype=decoder.dtype
             )
+            clock.begin_layers()
             for layer in range(config.num_layers):
                 query = decoder.project_query(layer, state)
+                clock.lap(Stage.PROJECTION)
                 exchange.dispatch_query(layer, query)
+                clock.lap(Stage.DISPATCH)
                 with self._kernel_threads.beside_attention() if exchange.has_readers else nullcontext():
                     key, value = decoder.project_kv(layer, state, out=keys_values[layer])
                     own = own_attention.attend(query, key, value)
+                clock.lap(Stage.PROJECTION)
                 attention = exchange.collect_partials(layer, own)
                 decoder.finish_layer(layer, state, attention.view(num_rows, -1))
+                clock.lap(Stage.REMAINDER)
+            clock.end_layers(waited_s=self._links.waited_s)
             lost = exchange.dispatch_kv(keys_values)
             rows, chunks = batch.sampling_rows()
             if not rows:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.handshake import Handshake
+    from kernelflume.core.profile import StepTimes
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.regions import MemoryRegion
     from kernelflume.core.routing import RoutingSnapshot
@@ -233,6 +234,8 @@ class EngineReport:
     """Median duration of the latest steps that only decoded; 0 while there are none."""
     num_decode_rows: int
     """Rows of the latest such step."""
+    step_times: StepTimes | None
+    """Where the time of such steps goes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING
 
+from kernelflume.core.profile import StepTimes
 from kernelflume.wnode.messages import EngineReport, SequenceReport, StepOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from multiprocessing.connection import Connection
 
     from kernelflume.runtime.clock import Clock
@@ -22,6 +23,8 @@ _REPORT_INTERVAL_S = 0.25
 _SEQUENCES_INTERVAL_S = 1.0
 _NUM_DECODE_STEPS = 16
 """Steps whose median is reported: enough to hide one that was disturbed, few enough to follow growth."""
+_MIN_ALIKE_STEPS = 4
+"""Fewer steps of as many rows say nothing of where their time goes."""
 
 
 class Reporter:
@@ -36,6 +39,7 @@ class Reporter:
         self._step_seconds: list[float] = []
         self._decode_seconds: deque[float] = deque(maxlen=_NUM_DECODE_STEPS)
         self._num_decode_rows = 0
+        self._decode_times: deque[StepTimes] = deque(maxlen=_NUM_DECODE_STEPS)
         self._waited_s = 0.0
         self._num_steps = 0
         self._num_restarts = 0
@@ -68,6 +72,7 @@ class Reporter:
         num_tokens: int,
         seconds: float,
         waited_s: float,
+        times: StepTimes,
     ) -> None:
         """Note a step, and report when it is time."""
         self._is_idle_reported = False
@@ -79,6 +84,7 @@ class Reporter:
         if num_rows == num_tokens:
             self._decode_seconds.append(seconds)
             self._num_decode_rows = num_rows
+            self._decode_times.append(times)
         if self._clock.now() - self._reported_at >= _REPORT_INTERVAL_S:
             self._report(scheduler, ledger)
 
@@ -87,6 +93,7 @@ class Reporter:
         if not self._is_idle_reported or self._clock.now() - self._reported_at >= _SEQUENCES_INTERVAL_S:
             self._is_idle_reported = True
             self._decode_seconds.clear()
+            self._decode_times.clear()
             self._num_decode_rows = 0
             self._report(scheduler, ledger)
 
@@ -122,5 +129,22 @@ class Reporter:
                 num_waiting_tokens=sum(max(0, sequence.num_pending - 1) for sequence in sequences),
                 decode_step_s=median(self._decode_seconds) if self._decode_seconds else 0.0,
                 num_decode_rows=self._num_decode_rows,
+                step_times=typical(self._decode_times),
             )
         )
+
+
+def typical(latest: Collection[StepTimes]) -> StepTimes | None:
+    """Return the medians of those steps, oldest first, that have as many rows as the newest."""
+    rows = [times.rows for times in latest][-1:]
+    alike = [times for times in latest if [times.rows] == rows]
+    if len(alike) < _MIN_ALIKE_STEPS:
+        return None
+    return StepTimes(
+        rows=alike[0].rows,
+        step_s=median(times.step_s for times in alike),
+        projection_s=median(times.projection_s for times in alike),
+        attention_s=median(times.attention_s for times in alike),
+        post_attention_s=median(times.post_attention_s for times in alike),
+        overhead_s=median(times.overhead_s for times in alike),
+    )

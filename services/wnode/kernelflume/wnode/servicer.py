@@ -6,7 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kernelflume.core.names import node_name
-from kernelflume.rpc.codec import geometry_to_proto, route_to_proto, sampling_from_proto
+from kernelflume.rpc.codec import (
+    geometry_to_proto,
+    route_to_proto,
+    sampling_from_proto,
+    step_times_to_proto,
+)
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.tracing import NO_TRACER
 from kernelflume.wnode.traces import GenerateTrace
@@ -70,6 +75,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             num_steps=report.num_steps if report else 0,
             seconds_since_step=time.monotonic() - shell.reported_at if is_busy else 0.0,
             free_tokens=report.num_free_tokens if report else 0,
+            step_times=step_times_to_proto(report.step_times) if report and report.step_times else None,
         )
 
     async def GetModel(self, request: wnode_pb2.GetModelRequest, context: Context) -> wnode_pb2.ModelCard:
