@@ -7,23 +7,18 @@ import pytest
 from kernelflume.core.profile import StepTimes
 from kernelflume.runtime.clock import ManualClock
 from kernelflume.wnode.reporter import typical
-from kernelflume.wnode.step_clock import Stage, StepClock
+from kernelflume.wnode.step_clock import StepClock
 
 
 def run_step(clock: ManualClock, steps: StepClock, *, rows: int = 4) -> StepTimes:
     """Run two layers of 1 + 2 s projection, 4 s dispatch and 8 s remainder; 16 s before them, 32 after."""
     steps.begin()
     clock.advance(16)
-    steps.begin_layers()
+    steps.mark()
     for _ in range(2):
-        for seconds, stage in (
-            (1, Stage.PROJECTION),
-            (4, Stage.DISPATCH),
-            (2, Stage.PROJECTION),
-            (8, Stage.REMAINDER),
-        ):
+        for seconds in (1, 4, 2, 8):
             clock.advance(seconds)
-            steps.lap(stage)
+            steps.mark()
     steps.end_layers(waited_s=6)
     clock.advance(32)
     return steps.end(rows=rows, num_layers=2)
@@ -54,9 +49,9 @@ def test_a_step_that_was_given_up_leaves_nothing_behind() -> None:
     steps = StepClock(clock)
     run_step(clock, steps)
     steps.begin()
-    steps.begin_layers()
+    steps.mark()
     clock.advance(1000)
-    steps.lap(Stage.PROJECTION)
+    steps.mark()
     assert run_step(clock, steps).overhead_s == 48
 
 

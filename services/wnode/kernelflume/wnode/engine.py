@@ -33,7 +33,7 @@ from kernelflume.wnode.messages import (
 )
 from kernelflume.wnode.sampler import sample
 from kernelflume.wnode.sequence import Sequence
-from kernelflume.wnode.step_clock import Stage, StepClock
+from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
     from kernelflume.core.sampling import SamplingParameters
@@ -240,19 +240,19 @@ class Engine:
             keys_values = torch.empty(
                 (config.num_layers, num_rows, 2, config.num_kv_heads, config.head_dim), dtype=decoder.dtype
             )
-            clock.begin_layers()
+            clock.mark()
             for layer in range(config.num_layers):
                 query = decoder.project_query(layer, state)
-                clock.lap(Stage.PROJECTION)
+                clock.mark()
                 exchange.dispatch_query(layer, query)
-                clock.lap(Stage.DISPATCH)
+                clock.mark()
                 with self._kernel_threads.beside_attention() if exchange.has_readers else nullcontext():
                     key, value = decoder.project_kv(layer, state, out=keys_values[layer])
                     own = own_attention.attend(query, key, value)
-                clock.lap(Stage.PROJECTION)
+                clock.mark()
                 attention = exchange.collect_partials(layer, own)
                 decoder.finish_layer(layer, state, attention.view(num_rows, -1))
-                clock.lap(Stage.REMAINDER)
+                clock.mark()
             clock.end_layers(waited_s=self._links.waited_s)
             lost = exchange.dispatch_kv(keys_values)
             rows, chunks = batch.sampling_rows()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from kernelflume.core.profile import StepTimes
@@ -10,27 +9,21 @@ from kernelflume.core.profile import StepTimes
 if TYPE_CHECKING:
     from kernelflume.runtime.clock import Clock
 
-
-class Stage(IntEnum):
-    """What a lap of a layer is counted as."""
-
-    PROJECTION = 0
-    DISPATCH = 1
-    REMAINDER = 2
-    """The wait for partials, told by ``end_layers``, and what comes after it."""
+_MARKS = 4
+"""Marks a layer: the query is projected, is dispatched; the local work is done, the layer is done."""
 
 
 class StepClock:
     """Read four times a layer, which costs below a thousandth of a step. Used by the engine's thread alone.
 
-    In order: ``begin``, ``begin_layers``, for each layer ``lap`` after every stage, ``end_layers``, ``end``.
+    In order: ``begin``, a ``mark`` where the layers begin, four in each layer, ``end_layers``, ``end``. Sums
+    are left to the end, for a mark is on the critical path of every layer.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.now
-        self._seconds = [0.0] * len(Stage)
+        self._marks: list[float] = []
         self._began_at = 0.0
-        self._lapped_at = 0.0
         self._ended_at: float | None = None
         self._waited_s = 0.0
 
@@ -42,32 +35,31 @@ class StepClock:
         """Begin a step: where the last one ended, so that planning and emission are counted."""
         self._began_at = self._now() if self._ended_at is None else self._ended_at
         self._ended_at = None
+        self._marks.clear()
 
-    def begin_layers(self) -> None:
-        """Begin the first layer."""
-        self._seconds = [0.0] * len(Stage)
-        self._lapped_at = self._now()
-
-    def lap(self, stage: Stage) -> None:
-        """Count the time since the last lap as ``stage``."""
-        now = self._now()
-        self._seconds[stage] += now - self._lapped_at
-        self._lapped_at = now
+    def mark(self) -> None:
+        """Note that the next of a layer's four parts is done."""
+        self._marks.append(self._now())
 
     def end_layers(self, *, waited_s: float) -> None:
-        """End the last layer; ``waited_s`` of all layers' remainder was spent waiting for partials."""
+        """End the last layer; ``waited_s`` of the layers' last parts was spent waiting for partials."""
         self._waited_s = waited_s
 
     def end(self, *, rows: int, num_layers: int) -> StepTimes:
         """End the step and return its times."""
         now = self._ended_at = self._now()
         step_s = now - self._began_at
-        projection_s, dispatch_s, remainder_s = self._seconds
+        marks = self._marks
+        begun, projected, dispatched, attended = (sum(marks[part:-1:_MARKS]) for part in range(_MARKS))
+        done = sum(marks[_MARKS::_MARKS])
+        projection_s = projected - begun + attended - dispatched
+        dispatch_s = dispatched - projected
+        remainder_s = max(0.0, done - attended - self._waited_s)
         return StepTimes(
             rows=rows,
             step_s=step_s,
             projection_s=projection_s / num_layers,
             attention_s=(dispatch_s + self._waited_s) / num_layers,
-            post_attention_s=max(0.0, remainder_s - self._waited_s) / num_layers,
-            overhead_s=max(0.0, step_s - projection_s - dispatch_s - remainder_s),
+            post_attention_s=remainder_s / num_layers,
+            overhead_s=max(0.0, step_s - (marks[-1] - marks[0])),
         )
