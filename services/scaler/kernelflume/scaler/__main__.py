@@ -194,6 +194,7 @@ def _controller_settings(
         initial_target=settings.attention_nodes or None,
         operation_deadline_s=settings.operation_deadline_s,
         look_interval_s=_LOOK_INTERVAL_S,
+        geometry=settings.kv_geometry(),
     )
 
 

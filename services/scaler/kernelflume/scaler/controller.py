@@ -29,12 +29,14 @@ from kernelflume.scaler.policy import (
     is_automatic,
     is_owned,
 )
+from kernelflume.scaler.refinement import Refinement, refine
 from kernelflume.scaler.runner import OperationRunner
 from kernelflume.scaler.sizing import after_change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.routing import AttentionNodeEntry, RoutingSnapshot
     from kernelflume.scaler.actors import Actors
     from kernelflume.scaler.book import OperationBook
@@ -54,13 +56,15 @@ class ControllerSettings:
     """Defaults and intervals of the controller."""
 
     policy: PolicySettings
-    """Its ``scaling`` is only the one at the start."""
+    """Its ``scaling`` and ``profile`` are only those at the start."""
     initial_target: int | None
     """Active nodes wanted at the start; None has as many as the table says."""
     operation_deadline_s: float
     """For operations that bring none."""
     look_interval_s: float
     """Longest time between two looks at the pool."""
+    geometry: KvGeometry | None = None
+    """Of the model: with it a profile is begun from what the nodes measure, where no file gives one."""
 
 
 class Controller:
@@ -82,6 +86,7 @@ class Controller:
         """The newest sizing decision; None while the number of nodes is a person's to choose."""
         self._settings = settings
         self._policy = settings.policy
+        self._refinement = Refinement(profile=settings.policy.profile)
         self._runner = OperationRunner(actors, book, metrics)
         self._policy_state: PolicyState | None = None
         self._beginning = asyncio.Lock()
@@ -166,6 +171,7 @@ class Controller:
         actors = self._actors
         observation = await observe(actors.store, actors.table, actors.provider, self._book, actors.clock)
         self._metrics.table_seen(observation.snapshot)
+        self._refine_profile(observation)
         state = self._policy_state or PolicyState(target=self._first_target(observation))
         decision, self._policy_state = decide(observation, state, self._policy)
         self.sizing = decision.sized.sizing if decision.sized is not None else None
@@ -187,6 +193,22 @@ class Controller:
             self._cancel_own(decision)
         if decision.scale_to is not None:
             await self._begin_own(decision, decision.scale_to)
+
+    def _refine_profile(self, observation: Observation) -> None:
+        had_one = self._refinement.profile is not None
+        self._refinement = refine(
+            self._refinement,
+            observation.weights,
+            observation.attention.values(),
+            self._settings.geometry,
+        )
+        profile = self._refinement.profile
+        if profile is None:
+            return
+        if not had_one:
+            logger.info("a performance profile was begun from what the nodes measured: %s", profile.to_dict())
+        self._policy = replace(self._policy, profile=profile)
+        self._metrics.profile_refined(profile)
 
     def _first_target(self, observation: Observation) -> int | None:
         if self._settings.initial_target is not None or self._actors.provider.adopts:

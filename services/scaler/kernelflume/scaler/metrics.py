@@ -10,6 +10,7 @@ from kernelflume.core.routing import NodeState
 from kernelflume.scaler.sizing import SizingAction
 
 if TYPE_CHECKING:
+    from kernelflume.core.profile import PerformanceProfile
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.scaler.operation import PhaseSpan, Result
     from kernelflume.scaler.policy import RemovalReason
@@ -76,6 +77,17 @@ class ScalerMetrics:
             registry=self.registry,
         )
 
+        self._bandwidth = Gauge(
+            "kernelflume_attention_bytes_per_second",
+            "Keys and values that one attention node scans a second, as the policy reads it.",
+            registry=self.registry,
+        )
+        self._exchange = Gauge(
+            "kernelflume_exchange_seconds",
+            "Part of a layer's attention time that does not grow with what is held, as the policy reads it.",
+            registry=self.registry,
+        )
+
     def operation_ended(self, result: Result) -> None:
         """Count an operation."""
         self._operations.labels(str(result)).inc()
@@ -97,6 +109,11 @@ class ScalerMetrics:
         self._threshold.set(sizing.figures.threshold_tokens)
         if sizing.action is not SizingAction.NONE:
             self._decisions.labels(str(sizing.action), str(sizing.reason)).inc()
+
+    def profile_refined(self, profile: PerformanceProfile) -> None:
+        """Show the profile that the policy reads now."""
+        self._bandwidth.set(profile.attention_bytes_per_s)
+        self._exchange.set(profile.exchange_s)
 
     def table_seen(self, snapshot: RoutingSnapshot) -> None:
         """Show the present table."""
