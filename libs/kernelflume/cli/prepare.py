@@ -132,8 +132,15 @@ def geometry_of(checkpoint: Checkpoint, dtype: str) -> KvGeometry:
     return checkpoint.geometry(concrete, concrete)
 
 
-def plan(options: StackOptions, checkpoint: Checkpoint) -> tuple[tuple[PartSpec, ...], ...]:
+def plan(
+    options: StackOptions, checkpoint: Checkpoint, *, num_sharing: int | None = None
+) -> tuple[tuple[PartSpec, ...], ...]:
     """Plan the stack for this machine.
+
+    Args:
+        options: what was asked for.
+        checkpoint: the model.
+        num_sharing: attention nodes that the cores are shared among, where not all of them start.
 
     Raises:
         ConfigurationError: there is no embedded Redis server and no other was named.
@@ -144,6 +151,6 @@ def plan(options: StackOptions, checkpoint: Checkpoint) -> tuple[tuple[PartSpec,
         checkpoint=checkpoint.path,
         geometry=geometry_of(checkpoint, options.dtype),
         ports=ports,
-        threads=divide_threads(len(os.sched_getaffinity(0)), options.num_attention_nodes),
+        threads=divide_threads(len(os.sched_getaffinity(0)), num_sharing or options.num_attention_nodes),
         embedded_redis=() if options.redis_url else embedded_command(ports.redis, options.log_dir),
     )

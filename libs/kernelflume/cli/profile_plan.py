@@ -1,0 +1,171 @@
+"""What `kernelflume profile` runs, and how a profile follows from what was measured. Nothing is done here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.profile import Curve, PerformanceProfile, StepTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernelflume.core.geometry import KvGeometry
+
+DEFAULT_ROWS = (1, 2, 4, 8, 16, 32)
+QUICK_ROWS = (1, 4, 16)
+PROMPT_TOKENS = 16
+"""Of each sequence whose steps are measured: their attention is to be short beside the rest."""
+_SPARE_TOKENS = 512
+"""Room for what a sequence generates while it is measured."""
+_POOL_SHARE = 0.8
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    """How much is measured."""
+
+    rows: tuple[int, ...]
+    num_windows: int
+    """Reports of the step loop, each the medians of its latest steps, for each number of rows."""
+    scan_sequences: int
+    scan_tokens: int
+    """Of each of those sequences: together they leave the caches."""
+    num_scans: int
+    """Readings of the attention node's bandwidth."""
+    num_prewarms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """Steps of one number of rows."""
+
+    times: StepTimes
+    held_tokens: int
+    """On the one attention node, meanwhile."""
+
+
+def plan_profile(
+    rows: Sequence[int], geometry: KvGeometry, *, is_quick: bool, pool_bytes: int, max_model_len: int
+) -> ProfilePlan:
+    """Plan the measurements.
+
+    Args:
+        rows: numbers of rows that are asked for; none takes the usual ones.
+        geometry: shape of the model's keys and values.
+        is_quick: measure as little as says anything.
+        pool_bytes: memory of an attention node.
+        max_model_len: most tokens of a sequence.
+
+    Raises:
+        ConfigurationError: a number of rows is out of range, or the pool is too small to measure a scan.
+    """
+    chosen = tuple(sorted(set(rows) or (QUICK_ROWS if is_quick else DEFAULT_ROWS)))
+    if chosen[0] < 1:
+        raise ConfigurationError(f"--rows: {chosen[0]} is not from 1")
+    least = 96 * _MIB
+    wanted = least if is_quick else 256 * _MIB
+    num_bytes = min(wanted, int(_POOL_SHARE * pool_bytes))
+    longest = max_model_len - _SPARE_TOKENS
+    if num_bytes < least or longest < PROMPT_TOKENS:
+        raise ConfigurationError(
+            f"--attention-node-memory: keys and values of {least // _MIB} MiB must fit {_POOL_SHARE:.0%} of "
+            f"the pool, and {_SPARE_TOKENS} tokens beside a prompt the model, to measure how fast they are "
+            "read"
+        )
+    num_tokens = -(-num_bytes // geometry.token_bytes)
+    num_sequences = max(2 if is_quick else 4, -(-num_tokens // longest))
+    return ProfilePlan(
+        rows=chosen,
+        num_windows=1 if is_quick else 5,
+        scan_sequences=num_sequences,
+        scan_tokens=-(-num_tokens // num_sequences),
+        num_scans=1 if is_quick else 5,
+        num_prewarms=1 if is_quick else 3,
+    )
+
+
+def median_steps(windows: Sequence[MeasuredSteps]) -> MeasuredSteps:
+    """Return the medians of several reports on as many rows."""
+    times = [window.times for window in windows]
+    return MeasuredSteps(
+        times=StepTimes(
+            rows=times[0].rows,
+            step_s=median(each.step_s for each in times),
+            projection_s=median(each.projection_s for each in times),
+            attention_s=median(each.attention_s for each in times),
+            post_attention_s=median(each.post_attention_s for each in times),
+            overhead_s=median(each.overhead_s for each in times),
+        ),
+        held_tokens=int(median(window.held_tokens for window in windows)),
+    )
+
+
+def assemble(
+    steps: Sequence[MeasuredSteps],
+    geometry: KvGeometry,
+    *,
+    hardware: str,
+    bytes_per_s: float,
+    prewarm_s: float,
+) -> PerformanceProfile:
+    """Return the profile that follows from the measurements.
+
+    Args:
+        steps: one for each number of rows, ascending.
+        geometry: shape of the model's keys and values.
+        hardware: what it was measured on, for people.
+        bytes_per_s: attention bandwidth.
+        prewarm_s: T_prewarm.
+    """
+
+    def curve(seconds: Callable[[StepTimes], float]) -> Curve:
+        # More rows never take less time: where it looks so, the machine was disturbed.
+        rising = accumulate((seconds(step.times) for step in steps), max)
+        return Curve(
+            tuple((float(step.times.rows), value) for step, value in zip(steps, rising, strict=True))
+        )
+
+    def exchange_s(step: MeasuredSteps) -> float:
+        scan_s = step.held_tokens * geometry.kv_row_bytes / bytes_per_s
+        return max(0.0, step.times.attention_s - scan_s)
+
+    return PerformanceProfile(
+        model_id=geometry.model_id,
+        hardware=hardware,
+        num_layers=geometry.num_layers,
+        projection_s=curve(lambda times: times.projection_s),
+        post_attention_s=curve(lambda times: times.post_attention_s),
+        step_overhead_s=curve(lambda times: times.overhead_s),
+        exchange_s=median(exchange_s(step) for step in steps),
+        attention_bytes_per_s=bytes_per_s,
+        prewarm_s=prewarm_s,
+    )
+
+
+def summary(profile: PerformanceProfile, steps: Sequence[MeasuredSteps]) -> str:
+    """Return the profile in words and figures, for a person."""
+    lines = [
+        f"{profile.model_id} on {profile.hardware}",
+        "",
+        f"{'rows':>4} {'step':>9} {'T_p':>9} {'T_A':>9} {'T_f':>9} {'overhead':>9}   ms, of all layers",
+    ]
+    for step in steps:
+        times = step.times
+        layers = [
+            profile.num_layers * each
+            for each in (times.projection_s, times.attention_s, times.post_attention_s)
+        ]
+        figures = (times.step_s, *layers, times.overhead_s)
+        lines.append(" ".join((f"{times.rows:>4}", *(f"{1e3 * figure:>9.2f}" for figure in figures))))
+    lines += [
+        "",
+        f"attention bandwidth  {profile.attention_bytes_per_s / 1e9:.2f} GB/s",
+        f"exchange             {profile.exchange_s * 1e6:.0f} us a layer",
+        f"prewarm              {profile.prewarm_s:.2f} s",
+    ]
+    return "\n".join(lines)

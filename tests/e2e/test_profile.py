@@ -1,0 +1,69 @@
+"""`kernelflume profile` with the real services and the real model, and what its profile predicts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.stack import COMMAND, WAIT_S
+
+from kernelflume.core.profile import PerformanceProfile
+from kernelflume.scaler.cost import step_s
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(900)]
+
+ROWS = (1, 8)
+TOKEN_BYTES = 46_080
+"""Of smollm2 in float32: 30 layers, 3 heads, 64 wide, key and value."""
+
+
+def profile(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "profile", "smollm2", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=3 * WAIT_S,
+        check=False,
+    )
+
+
+def test_a_quick_profile_is_plausible_and_predicts_the_steps_it_measured(tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    rows = ",".join(map(str, ROWS))
+    done = profile("--quick", "--rows", rows, "--output", str(output), "--start-timeout", str(WAIT_S))
+    assert done.returncode == 0, done.stderr
+    found = PerformanceProfile.from_dict(json.loads(output.read_text()))
+    assert found.num_layers == 30
+    assert found.hardware
+    for curve in (found.projection_s, found.post_attention_s, found.step_overhead_s):
+        assert [row for row, _ in curve.points] == [float(row) for row in ROWS]
+        assert all(0 < seconds < 10 for _, seconds in curve.points)
+    assert 1e8 < found.attention_bytes_per_s < 1e12
+    assert 0.1 < found.prewarm_s < WAIT_S
+    assert 0 <= found.exchange_s < 1
+
+    # The summary tells the steps themselves, which the profile does not hold.
+    lines = [line.split() for line in done.stdout.splitlines()]
+    steps = {int(line[0]): float(line[1]) / 1e3 for line in lines if line and line[0] in rows.split(",")}
+    assert tuple(steps) == ROWS
+    ratios = [
+        step_s(found, rows=count, most_held_bytes=40 * count * TOKEN_BYTES) / measured_s
+        for count, measured_s in steps.items()
+    ]
+    assert all(0.5 < ratio < 2 for ratio in ratios), (ratios, done.stdout)
+
+
+def test_what_cannot_be_had_is_said_before_anything_starts(tmp_path: Path) -> None:
+    unwritable = profile("--output", str(tmp_path / "no" / "folder" / "profile.json"))
+    assert unwritable.returncode == 2
+    assert unwritable.stderr.startswith("kernelflume: --output: cannot write")
+    small = profile("--attention-node-memory", "16MiB", "--output", str(tmp_path / "profile.json"))
+    assert small.returncode == 2
+    assert "--attention-node-memory: keys and values of 96 MiB" in small.stderr
+    assert not (tmp_path / "profile.json").exists()
+    assert profile("--rows", "1,x").returncode == 2

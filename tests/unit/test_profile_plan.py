@@ -1,0 +1,98 @@
+"""What is measured for a profile, and what follows from the figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelflume.cli.profile_plan import (
+    DEFAULT_ROWS,
+    QUICK_ROWS,
+    MeasuredSteps,
+    ProfilePlan,
+    assemble,
+    median_steps,
+    plan_profile,
+    summary,
+)
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.profile import PerformanceProfile, StepTimes
+
+MIB = 1024**2
+GEOMETRY = KvGeometry(
+    model_id="m",
+    model_revision="r",
+    num_layers=10,
+    num_query_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    dtype="float32",
+    kv_dtype="float32",
+)  # 1 KiB a token and layer
+
+
+def planned(
+    *rows: int, is_quick: bool = False, pool_bytes: int = 512 * MIB, max_model_len: int = 8192
+) -> ProfilePlan:
+    return plan_profile(rows, GEOMETRY, is_quick=is_quick, pool_bytes=pool_bytes, max_model_len=max_model_len)
+
+
+def measured(rows: int, step_s: float, held_tokens: int = 0, attention_s: float = 2e-3) -> MeasuredSteps:
+    times = StepTimes(
+        rows=rows,
+        step_s=step_s,
+        projection_s=step_s / 40,
+        attention_s=attention_s,
+        post_attention_s=step_s / 20,
+        overhead_s=step_s / 10,
+    )
+    return MeasuredSteps(times=times, held_tokens=held_tokens)
+
+
+def test_rows_are_the_usual_ones_unless_named() -> None:
+    assert planned().rows == DEFAULT_ROWS
+    assert planned(is_quick=True).rows == QUICK_ROWS
+    assert planned(8, 2, 8, is_quick=True).rows == (2, 8)
+    with pytest.raises(ConfigurationError, match="--rows: 0 is not from 1"):
+        planned(0, 2)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+@pytest.mark.parametrize("max_model_len", [8192, 1024])
+def test_a_scan_leaves_the_caches_and_fits_pool_and_model(is_quick: bool, max_model_len: int) -> None:
+    plan = planned(is_quick=is_quick, max_model_len=max_model_len)
+    num_bytes = plan.scan_sequences * plan.scan_tokens * GEOMETRY.token_bytes
+    assert 96 * MIB <= num_bytes <= 0.9 * 512 * MIB
+    assert plan.scan_tokens <= max_model_len - 500
+
+
+def test_a_pool_too_small_to_measure_is_refused() -> None:
+    assert planned(pool_bytes=128 * MIB)
+    with pytest.raises(ConfigurationError, match="--attention-node-memory"):
+        planned(pool_bytes=64 * MIB)
+    with pytest.raises(ConfigurationError, match="512 tokens beside a prompt"):
+        planned(max_model_len=512)
+
+
+def test_windows_are_merged_by_their_medians() -> None:
+    merged = median_steps([measured(4, 0.1, 100), measured(4, 9.0, 300), measured(4, 0.2, 200)])
+    assert merged == measured(4, 0.2, 200)
+
+
+def test_a_profile_rises_with_rows_and_takes_the_scan_off_the_exchange() -> None:
+    steps = [measured(1, 0.1), measured(8, 0.3, held_tokens=1000), measured(32, 0.2, attention_s=1e-3)]
+    profile = assemble(steps, GEOMETRY, hardware="here", bytes_per_s=1.024e9, prewarm_s=3.0)
+    assert [seconds for _, seconds in profile.post_attention_s.points] == pytest.approx([0.005, 0.015, 0.015])
+    # 2 ms, 1 ms of 2 ms, and 1 ms: the median is 1 ms.
+    assert profile.exchange_s == pytest.approx(1e-3)
+    assert (profile.num_layers, profile.prewarm_s, profile.attention_bytes_per_s) == (10, 3.0, 1.024e9)
+    assert PerformanceProfile.from_dict(profile.to_dict()) == profile
+
+
+def test_the_summary_has_a_line_for_each_number_of_rows() -> None:
+    steps = [measured(1, 0.1), measured(32, 0.2)]
+    profile = assemble(steps, GEOMETRY, hardware="here", bytes_per_s=4e9, prewarm_s=3.0)
+    lines = summary(profile, steps).splitlines()
+    assert lines[0] == "m on here"
+    assert lines[3].split() == ["1", "100.00", "25.00", "20.00", "50.00", "10.00"]
+    assert "attention bandwidth  4.00 GB/s" in lines
