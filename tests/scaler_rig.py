@@ -33,6 +33,7 @@ from kernelflume.store.redis import RedisStore
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
+    from kernelflume.core.profile import PerformanceProfile
     from kernelflume.core.routing import NodeState, RoutingSnapshot
     from kernelflume.runtime.tracing import Tracer
     from kernelflume.scaler.operation import Operation, Phase
@@ -285,6 +286,7 @@ async def scaler_rig(
     initial_target: int | None = None,
     minimum: int = 1,
     scaling: ScalingPolicy | None = None,
+    profile: PerformanceProfile | None = None,
     deadline_s: float = WAIT_S,
     patience_s: float = 5.0,
     grace_s: float = 0.2,
@@ -314,6 +316,7 @@ async def scaler_rig(
     settings = ControllerSettings(
         policy=PolicySettings(
             scaling=scaling or ScalingPolicy(automatic=False, minimum_nodes=minimum, maximum_nodes=8),
+            profile=profile,
             lost_grace_s=grace_s,
             retry_min_s=0.05,
             retry_max_s=0.2,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.stack import COMMAND, WAIT_S
+from tests.stack import COMMAND, WAIT_S, Stream, serve
 
 from kernelflume.core.profile import PerformanceProfile
 from kernelflume.scaler.cost import step_s
@@ -67,3 +70,27 @@ def test_what_cannot_be_had_is_said_before_anything_starts(tmp_path: Path) -> No
     assert "--attention-node-memory: keys and values of 96 MiB" in small.stderr
     assert not (tmp_path / "profile.json").exists()
     assert profile("--rows", "1,x").returncode == 2
+
+
+async def test_a_served_model_tells_its_own_profile(tmp_path: Path) -> None:
+    """No file gives one: the scaler begins it from the leases, once sequences are long enough to time."""
+    with serve(tmp_path, "--attention-nodes", "1") as stack:
+        prompt = [5 + position % 1000 for position in range(2000)]
+        streaming = asyncio.create_task(stack.stream(prompt, 5000, Stream()))
+        begun: list[str] = []
+        deadline = time.monotonic() + WAIT_S
+        while not begun and time.monotonic() < deadline and not streaming.done():
+            await asyncio.sleep(0.5)
+            lines = (tmp_path / "scaler.log").read_text().splitlines()
+            begun = [line for line in lines if "profile was begun from what the nodes measured" in line]
+        streaming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await streaming
+    [line] = begun
+    message = json.loads(line)["message"]
+    found = PerformanceProfile.from_dict(json.loads(message.partition(": ")[2]))
+    assert (found.model_id, found.num_layers) == ("smollm2", 30)
+    assert [row for row, _ in found.projection_s.points] == [1.0]
+    assert 1e8 < found.attention_bytes_per_s < 1e12
+    # The stages fill the step that the weight node told.
+    assert 5e-3 < step_s(found, rows=1, most_held_bytes=2000 * TOKEN_BYTES) < 5

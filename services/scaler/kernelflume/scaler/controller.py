@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import secrets
@@ -206,7 +207,10 @@ class Controller:
         if profile is None:
             return
         if not had_one:
-            logger.info("a performance profile was begun from what the nodes measured: %s", profile.to_dict())
+            logger.info(
+                "a performance profile was begun from what the nodes measured: %s",
+                json.dumps(profile.to_dict()),
+            )
         self._policy = replace(self._policy, profile=profile)
         self._metrics.profile_refined(profile)
 
