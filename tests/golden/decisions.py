@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kernelflume.scaler.decision_log import DecisionRecord
 from kernelflume.scaler.scaling_policy import ScalingPolicy
+from kernelflume.scaler.sizing import SizingReason
 from tests.pool_model import TOKEN_BYTES, Load, PoolModel
 
 PATH = Path(__file__).with_name("decisions.jsonl")
@@ -28,6 +29,8 @@ class _Recorder(PoolModel):
         last = None
         for (view, state), sizing in zip(self.inputs, self.decisions, strict=True):
             key = (sizing.action, sizing.reason, sizing.target)
+            if sizing.reason is SizingReason.PENDING:
+                continue
             if key != last:
                 record = DecisionRecord(
                     time=f"t+{view.now_s:g}s",

@@ -36,7 +36,7 @@ def test_golden_days_show_every_reason_and_action() -> None:
     kept = golden()
     assert {record.sizing.action for record in kept} == set(SizingAction)
     shown = {record.sizing.reason for record in kept}
-    assert set(SizingReason) - shown == {SizingReason.MINIMUM}
+    assert set(SizingReason) - shown == {SizingReason.MINIMUM, SizingReason.PENDING}
 
 
 def test_a_record_is_read_back_as_it_was() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,12 @@ WaitTimeout = Annotated[
 OperationId = Annotated[
     str | None,
     typer.Option(callback=utf8, help="Name of the operation, to repeat it safely. [default: a new one]"),
+]
+MODEL_HELP = "A Hugging Face folder, a .gguf file, or `smollm2`."
+
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(help="Format of weights and of keys and values; auto is float32 on a CPU."),
 ]
 
 

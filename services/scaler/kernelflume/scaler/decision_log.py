@@ -1,7 +1,7 @@
 """What the policy decided and on what: one JSON line a decision, and the newest few for people to see.
 
 A line holds everything that ``scaler.sizing.size`` was given, so that ``scaler.replay`` can make the decision
-again. Looks that come to the same as the look before are not repeated.
+again. Looks that come to the same as the look before, or wait for an operation, are not repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from kernelflume.core.profile import PerformanceProfile
 from kernelflume.scaler.pool_view import PoolView
 from kernelflume.scaler.scaling_policy import ScalingPolicy
-from kernelflume.scaler.sizing import Sizing, SizingAction, SizingState
+from kernelflume.scaler.sizing import Sizing, SizingAction, SizingReason, SizingState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,8 +99,10 @@ class DecisionLog:
         """The newest decisions, oldest first."""
 
     def note(self, sized: Sized, settings: PolicySettings) -> None:
-        """Log a decision, unless it repeats the last one."""
+        """Log a decision, unless it repeats the last one or an operation is only waited for."""
         sizing = sized.sizing
+        if sizing.reason is SizingReason.PENDING:
+            return
         key = (sizing.action, str(sizing.reason), sizing.target)
         if key == self._last:
             return

@@ -1,0 +1,199 @@
+"""`kernelflume serve`: the whole stack on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from kernelflume.cli.exits import errors_as_exit
+from kernelflume.cli.options import MODEL_HELP, Dtype, utf8
+from kernelflume.cli.progress import reporter_for
+from kernelflume.cli.run import run_stages
+from kernelflume.cli.scaling_files import (
+    DEFAULT_ATTENTION_NODES,
+    POLICY_FLAG,
+    PROFILE_FLAG,
+    first_number,
+    readable,
+)
+from kernelflume.cli.security import (
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    TlsRequireClientCertificate,
+    TokenFile,
+    admin_channels,
+    tls_settings,
+    tracing_settings,
+)
+from kernelflume.cli.stack import LOCALHOST, StackOptions
+from kernelflume.runtime.settings import parse_size
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")],
+    *,
+    attention_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Attention nodes to begin with. [default: {DEFAULT_ATTENTION_NODES}, or the minimum of "
+            "the scaling policy]",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address that clients reach.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port that clients reach; 0 takes a free one.")
+    ] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            callback=utf8, help="Name that clients use for the model; may be repeated. [default: MODEL]"
+        ),
+    ] = None,
+    dtype: Dtype = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Longest prompt and answer together, in tokens. [default: the model's]"),
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Routing-table store. [default: an embedded one]")
+    ] = None,
+    attention_node_memory: Annotated[
+        Any,
+        typer.Option(parser=parse_size, metavar="SIZE", help="Keys and values a node can hold, like 512MiB."),
+    ] = "512MiB",
+    scaling_policy: Annotated[
+        Path | None,
+        typer.Option(
+            POLICY_FLAG,
+            help="YAML file with the policy of automatic scaling, read again whenever it is edited. "
+            "[default: people choose the number of nodes]",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(PROFILE_FLAG, help="Performance profile of the model; an SLO in the policy needs it."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
+    provider: Annotated[
+        Literal["process", "ray"],
+        typer.Option(help="Where attention nodes run: on this machine, or on the machines of a Ray cluster."),
+    ] = "process",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="Ray cluster: `auto` is the one that this machine is part of, HEAD:PORT names one, `local` "
+            "starts one here."
+        ),
+    ] = "auto",
+    node_host: Annotated[
+        str,
+        typer.Option(
+            help="Address of this machine that the machines of the Ray cluster reach. "
+            "[default: the one towards them]",
+            show_default=False,
+        ),
+    ] = "",
+    transport_error_handling: Annotated[
+        Literal["peer", "none"] | None,
+        typer.Option(
+            help="`none` is fastest within one machine, where a closed doorbell tells of a dead process. "
+            "With `peer` the transport itself watches its peers. [default: none; peer with --provider ray]"
+        ),
+    ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the log files, one a service. [default: ~/.local/state/kernelflume/PORT]"
+        ),
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="Prefix of every key in the store.")] = "kernelflume",
+    scaler_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the scaler's admin API; 0 takes a free one.")
+    ] = 8100,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Least severe level that is logged.")
+    ] = "info",
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all must be ready.")] = 300.0,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_require_client_certificate: TlsRequireClientCertificate = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317. [default: none]"),
+    ] = None,
+) -> None:
+    """Run the whole stack on this machine: store, scaler, attention nodes, weight node and router.
+
+    With `--provider ray` attention nodes run on the machines of a Ray cluster instead. Store and weight node
+    then listen where those reach them: keep that network to yourself.
+
+    A setting of a service that has no flag here is given by its environment variable, such as
+    KERNELFLUME_WNODE_MAX_NUM_SEQS; `kernelflume wnode --help` lists them.
+    """
+    with errors_as_exit():
+        tls = tls_settings(
+            ca=tls_ca,
+            certificate=tls_certificate,
+            key=tls_key,
+            require_client_certificate=tls_require_client_certificate,
+        )
+        channels = admin_channels(tls, token_file)
+        tracing = tracing_settings(otlp_endpoint)
+        policy_file = readable(POLICY_FLAG, scaling_policy)
+        profile_file = readable(PROFILE_FLAG, profile)
+        num_attention_nodes = first_number(attention_nodes, policy_file)
+    options = StackOptions(
+        model=model,
+        served_model_names=tuple(served_model_name or ()),
+        num_attention_nodes=num_attention_nodes,
+        policy_file=policy_file,
+        profile_file=profile_file,
+        attention_node_memory_bytes=attention_node_memory,
+        host=host,
+        port=port,
+        scaler_port=scaler_port,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        redis_url=redis_url,
+        cluster=cluster,
+        seed=seed,
+        transport_error_handling=transport_error_handling or ("none" if provider == "process" else "peer"),
+        log_level=log_level,
+        log_dir=(log_dir or _state_dir() / str(port)).absolute(),
+        common_flags=(*tls.flags(), *tracing.flags()),
+        admin_token_file=token_file,
+        provider=provider,
+        ray_address=ray_address,
+        node_host=node_host if provider == "ray" else LOCALHOST,
+    )
+    # Reading checkpoints needs libraries that no other command does.
+    from kernelflume.cli.prepare import prepare  # noqa: PLC0415
+
+    err = Console(stderr=True)
+    with errors_as_exit():
+        with reporter_for(err) as reporter:
+            options, stages = prepare(options, reporter)
+        asyncio.run(
+            run_stages(
+                options,
+                stages,
+                start_timeout_s=start_timeout,
+                channels=channels,
+                out=Console(),
+                err=err,
+            )
+        )
+
+
+def _state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "kernelflume"
