@@ -301,7 +301,7 @@ def profile(
             seed=0,
             transport_error_handling=transport_error_handling,
             log_level="info",
-            log_dir=Path(),  # a temporary one
+            log_dir=(_state_dir() / "profile").absolute(),
         ),
         rows=rows,
         is_quick=quick,
