@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -48,3 +50,9 @@ Dtype = Annotated[
 def new_operation_id() -> str:
     """Return a name that no other operation has."""
     return f"cli-{uuid.uuid4().hex[:12]}"
+
+
+def state_dir() -> Path:
+    """Return the folder of log files where none is named."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "kernelflume"

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import signal
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,7 +16,7 @@ import grpc
 import psutil
 
 from kernelflume.cli.measure import StackMeter
-from kernelflume.cli.prepare import check_memory, find_model, geometry_of, plan, with_ports
+from kernelflume.cli.prepare import check_memory, find_model, geometry_of, make_log_dir, plan, with_ports
 from kernelflume.cli.profile_plan import assemble, plan_profile
 from kernelflume.cli.readiness import Readiness
 from kernelflume.cli.stack import LOCALHOST, Probe
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 _PREWARM_ROWS = 4
 """Sequences that decode while a node is prewarmed: it is under load that nodes are added."""
+_EXIT_NOTICE_S = 0.5
 _NUM_POOLS = 2
 """The node that is measured, and the one that is prewarmed."""
 
@@ -61,36 +61,36 @@ def measure_profile(
         ConfigurationError: something cannot be had; the message names the flag.
         KernelFlumeError: a part of the stack ended, or a measurement failed; everything was ended.
     """
-    with tempfile.TemporaryDirectory(prefix="kernelflume-profile-") as logs:
-        stack = with_ports(replace(options.stack, log_dir=Path(logs)))
-        check_memory(
-            replace(stack, num_attention_nodes=_NUM_POOLS), available_bytes=psutil.virtual_memory().available
-        )
-        checkpoint = find_model(stack.model, reporter)
-        geometry = geometry_of(checkpoint, stack.dtype)
-        measurements = plan_profile(
-            options.rows,
-            geometry,
-            is_quick=options.is_quick,
-            pool_bytes=stack.attention_node_memory_bytes,
-            max_model_len=stack.max_model_len or checkpoint.config.max_position_embeddings,
-        )
-        stages = without_router(
-            plan(replace(stack, num_attention_nodes=1), checkpoint, num_sharing=stack.num_attention_nodes)
-        )
-        try:
-            return asyncio.run(
-                _run(
-                    stack,
-                    stages,
-                    measurements,
-                    geometry,
-                    start_timeout_s=options.start_timeout_s,
-                    reporter=reporter,
-                )
+    stack = with_ports(options.stack)
+    make_log_dir(stack.log_dir)
+    check_memory(
+        replace(stack, num_attention_nodes=_NUM_POOLS), available_bytes=psutil.virtual_memory().available
+    )
+    checkpoint = find_model(stack.model, reporter)
+    geometry = geometry_of(checkpoint, stack.dtype)
+    measurements = plan_profile(
+        options.rows,
+        geometry,
+        is_quick=options.is_quick,
+        pool_bytes=stack.attention_node_memory_bytes,
+        max_model_len=stack.max_model_len or checkpoint.config.max_position_embeddings,
+    )
+    stages = without_router(
+        plan(replace(stack, num_attention_nodes=1), checkpoint, num_sharing=stack.num_attention_nodes)
+    )
+    try:
+        return asyncio.run(
+            _run(
+                stack,
+                stages,
+                measurements,
+                geometry,
+                start_timeout_s=options.start_timeout_s,
+                reporter=reporter,
             )
-        except grpc.RpcError as failure:
-            raise error_of(failure) from failure
+        )
+    except grpc.RpcError as failure:
+        raise error_of(failure) from failure
 
 
 def write_profile(profile: PerformanceProfile, path: Path) -> None:
@@ -159,6 +159,9 @@ async def _run(
         measuring = asyncio.create_task(_measure(meter, measurements, geometry, reporter))
         ending = asyncio.create_task(supervisor.wait_end())
         await asyncio.wait({measuring, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if measuring.done() and measuring.exception() is not None:
+            # Where a part has ended, that is the reason, and is noticed next.
+            await asyncio.wait({ending}, timeout=_EXIT_NOTICE_S)
         for task in (ending, measuring):
             if not task.done():
                 task.cancel()

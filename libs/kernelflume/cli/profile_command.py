@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import MODEL_HELP, Dtype
+from kernelflume.cli.options import MODEL_HELP, Dtype, state_dir
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.stack import LOCALHOST, StackOptions
 from kernelflume.runtime.settings import parse_size
@@ -84,7 +84,7 @@ def profile(
             seed=0,
             transport_error_handling=transport_error_handling,
             log_level="info",
-            log_dir=Path(),  # a temporary one
+            log_dir=(state_dir() / "profile").absolute(),
         ),
         rows=rows,
         is_quick=quick,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import MODEL_HELP, Dtype, utf8
+from kernelflume.cli.options import MODEL_HELP, Dtype, state_dir, utf8
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
 from kernelflume.cli.scaling_files import (
@@ -168,7 +167,7 @@ def serve(
         seed=seed,
         transport_error_handling=transport_error_handling or ("none" if provider == "process" else "peer"),
         log_level=log_level,
-        log_dir=(log_dir or _state_dir() / str(port)).absolute(),
+        log_dir=(log_dir or state_dir() / str(port)).absolute(),
         common_flags=(*tls.flags(), *tracing.flags()),
         admin_token_file=token_file,
         provider=provider,
@@ -192,8 +191,3 @@ def serve(
                 err=err,
             )
         )
-
-
-def _state_dir() -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "kernelflume"
