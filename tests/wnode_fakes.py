@@ -34,9 +34,15 @@ class FakeLinks:
         return list(self.links.values())
 
 
-def make_ledger(*links: FakeLink, max_range_tokens: int = 0, active: tuple[str, ...] | None = None) -> Ledger:
+def make_ledger(
+    *links: FakeLink,
+    max_range_tokens: int = 0,
+    spread_tokens: int = 0,
+    active: tuple[str, ...] | None = None,
+) -> Ledger:
     """Build a ledger whose table has all links active."""
-    ledger = Ledger(FakeLinks({link.node_id: link for link in links}), max_range_tokens)  # type: ignore[arg-type]
+    known = FakeLinks({link.node_id: link for link in links})
+    ledger = Ledger(known, max_range_tokens, spread_tokens)  # type: ignore[arg-type]
     ids = tuple(link.node_id for link in links) if active is None else active
     ledger.adopt(AdoptedTable(1, ids, frozenset(ids)))
     return ledger

@@ -23,7 +23,9 @@ GOLDEN: dict[str, dict[str, Any]] = json.loads(
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with serve(tmp_path_factory.mktemp("equality"), "--attention-nodes", "1") as served:
+    """A stack that spreads prompts of 512 tokens and longer over its nodes."""
+    spread = {"KERNELFLUME_WNODE_SPREAD_TOKENS": "256"}
+    with serve(tmp_path_factory.mktemp("equality"), "--attention-nodes", "1", **spread) as served:
         yield served
 
 

@@ -140,6 +140,40 @@ def test_nodes_beyond_their_thresholds_are_filled_up() -> None:
     assert ledger.place(sequence, 1) is None
 
 
+def test_long_prompt_is_spread_so_that_nodes_are_left_equally_free() -> None:
+    links = [FakeLink("a", num_usable_pages=20), FakeLink("b", num_usable_pages=14), FakeLink("c", 4, 100, 4)]
+    ledger, sequence = make_ledger(*links, spread_tokens=8), make_sequence(40)
+    sequence.sequence_id = 1
+    ledger.begin_step([])
+    for _ in range(4):  # in chunks, which do not end where ranges do
+        store(ledger, sequence, 10)
+    assert spans(sequence) == [("a", 0, 32), ("b", 32, 40)]
+    store(ledger, sequence, 1)
+    assert sequence.route.tail_node_id == "b"  # decoding goes on where the prompt ended
+
+
+def test_short_prompt_and_single_node_are_not_spread() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b"), spread_tokens=8), make_sequence(15)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 15)
+    assert len(spans(sequence)) == 1
+    ledger, sequence = make_ledger(FakeLink("a"), spread_tokens=8), make_sequence(40)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 40)
+    assert spans(sequence) == [("a", 0, 40)]
+
+
+def test_spread_gives_way_to_a_node_that_leaves() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b"), spread_tokens=8), make_sequence(40)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 10)
+    assert [span[0] for span in spans(sequence)] == ["a"]
+    ledger.adopt(AdoptedTable(2, ("a",), frozenset({"a", "b"})))
+    ledger.rebalance([sequence])
+    store(ledger, sequence, 30)
+    assert {span[0] for span in spans(sequence)} == {"a"}
+
+
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=12),
     st.integers(0, 7),

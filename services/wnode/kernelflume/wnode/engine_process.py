@@ -68,7 +68,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         clock,
         exchange_timeout_s=settings.exchange_timeout_s,
     )
-    ledger = Ledger(links, settings.max_range_tokens)
+    ledger = Ledger(links, settings.max_range_tokens, settings.spread_tokens)
     limits = BatchLimits(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

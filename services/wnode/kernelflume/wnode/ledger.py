@@ -6,10 +6,11 @@ Pages are counted as the attention nodes count them: a sequence's tokens on one 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kernelflume.wnode.batch import KvWrite
-from kernelflume.wnode.placement import NodeRoom, TailMove, choose_node, rebalance
+from kernelflume.wnode.placement import NodeRoom, TailMove, choose_node, rebalance, spread_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,11 +40,15 @@ class Ledger:
 
     links: LinkTable
     max_range_tokens: int = 0
+    spread_tokens: int = 0
+    """Fewest tokens of a range when a prompt is spread over nodes; 0 spreads none."""
     table: AdoptedTable = field(default_factory=AdoptedTable)
     _usable: frozenset[str] = frozenset()
     _moves: dict[int, TailMove] = field(default_factory=dict)
     _promised: dict[str, int] = field(default_factory=dict)
     _tails: dict[str, int] = field(default_factory=dict)
+    _spreads: dict[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    """Sequence id -> (node, position at which its share of the prompt ends), in order."""
 
     def adopt(self, table: AdoptedTable) -> None:
         """Swap the table: all that a scale event costs on the step loop's path (paper section 6.2)."""
@@ -113,12 +118,23 @@ class Ledger:
         tail, tail_length = _tail_of(sequence.route)
         move = self._moves.get(sequence.sequence_id)
         if move is not None and move.node_id in self.table.active:
+            self._spreads.pop(sequence.sequence_id, None)
             tail, tail_length, opens = move.node_id, 0, True
         else:
             opens = tail is None
+            if opens:
+                self._spread(sequence)
         left = num_rows
         while left:
             take = min(left, self._range_room(tail_length), self._page_room(tail, held))
+            planned = self._planned(sequence, sequence.num_computed + num_rows - left)
+            if planned is not None:
+                node_id, num_tokens = planned
+                if node_id != tail:
+                    tail, tail_length, opens = node_id, 0, True
+                take = min(left, num_tokens, self._range_room(tail_length), self._page_room(tail, held))
+                if take <= 0:  # the node filled up or left meanwhile
+                    self._spreads.pop(sequence.sequence_id)
             if take <= 0:
                 tail = self._choose(tail)
                 if tail is None:
@@ -149,6 +165,30 @@ class Ledger:
     def forget(self, sequence_id: int) -> None:
         """Drop what is remembered of a sequence that ended or restarts."""
         self._moves.pop(sequence_id, None)
+        self._spreads.pop(sequence_id, None)
+
+    def _spread(self, sequence: Sequence) -> None:
+        """Plan where the ranges of a long prompt begin and end."""
+        self._spreads.pop(sequence.sequence_id, None)
+        if not self.spread_tokens or sequence.num_tokens < 2 * self.spread_tokens:
+            return
+        page_tokens = self.page_tokens
+        shares = spread_pages(
+            self._rooms(),
+            -(-sequence.num_tokens // page_tokens),
+            min_pages=-(-self.spread_tokens // page_tokens),
+        )
+        ends = accumulate(num_pages * page_tokens for _, num_pages in shares)
+        plan = tuple((node_id, end) for (node_id, _), end in zip(shares, ends, strict=True))
+        if plan:
+            self._spreads[sequence.sequence_id] = plan
+
+    def _planned(self, sequence: Sequence, position: int) -> tuple[str, int] | None:
+        """Return the node that a spread prompt's position goes to, and how many more tokens do."""
+        for node_id, end in self._spreads.get(sequence.sequence_id, ()):
+            if position < end:
+                return node_id, end - position
+        return None
 
     def _pages_below_threshold(self, node_id: str) -> int:
         link = self.links.of_node(node_id)

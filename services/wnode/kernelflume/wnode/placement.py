@@ -64,6 +64,35 @@ def choose_node(nodes: Sequence[NodeRoom], num_pages: int, *, avoid: str | None 
     return max(preferred, key=lambda node: node.num_free_pages / (node.num_tails + 1)).node_id
 
 
+def spread_pages(nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int) -> tuple[tuple[str, int], ...]:
+    """Share a prompt's pages among nodes so that they are left equally free (paper section 4.2).
+
+    Long contexts are then scanned by several nodes at once, and no node fills before the others. Only as
+    many nodes take part as get ``min_pages`` each. The node with the fewest tails comes last: it gets the
+    tail.
+
+    Args:
+        nodes: the active nodes.
+        num_pages: pages of the prompt.
+        min_pages: fewest pages that a range is worth.
+
+    Returns:
+        (node id, pages) in order of position; empty where fewer than two nodes would take part.
+    """
+    by_room = sorted(nodes, key=lambda node: -node.num_free_pages)
+    for count in range(min(len(by_room), num_pages // max(1, min_pages)), 1, -1):
+        chosen = by_room[:count]
+        # With all of them left at this level, together they took what is needed; some may be one page lower.
+        level, over = divmod(sum(node.num_free_pages for node in chosen) - num_pages, count)
+        shares = {
+            node.node_id: node.num_free_pages - level - (place < over) for place, node in enumerate(chosen)
+        }
+        if level >= 0 and min(shares.values()) >= min_pages:
+            ordered = sorted(chosen, key=lambda node: -node.num_tails)
+            return tuple((node.node_id, shares[node.node_id]) for node in ordered)
+    return ()
+
+
 def shared_tails(nodes: Sequence[NodeRoom], num_tails: int) -> dict[str, int]:
     """Share tails among nodes in proportion to free pages, by largest remainder; the sum is ``num_tails``."""
     total = sum(node.num_free_pages for node in nodes)

@@ -35,6 +35,9 @@ class WeightNodeSettings(ServiceSettings):
     max_range_tokens: int = Field(default=0, ge=0)
     """Seal a token range at this length and open the next on another node; 0 leaves ranges whole.
     For tests, which force short sequences to split."""
+    spread_tokens: int = Field(default=2048, ge=0)
+    """Prompts of at least twice as many tokens are spread over the attention nodes, in ranges of at least so
+    many, so that several nodes scan a long context and fill alike; 0 keeps each prompt on one node."""
     seed: int = 0
     """Seed of requests that bring none; each then draws its own from it."""
     threads: int = Field(default=0, ge=0)
