@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 from benchmarks.decode import prompts, server
+from benchmarks.histogram import upper_bounds
 
 from kernelflume.runtime.service import free_port
 
@@ -108,18 +109,8 @@ async def run(url: str, scaler: str, options: argparse.Namespace, nodes: Sequenc
 
 def route_installs(metrics_port: int) -> str:
     """Return the weight node's route install histogram in words."""
-    lines = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10).text.splitlines()
-    buckets = [
-        (line.partition('le="')[2].partition('"')[0], float(line.rsplit(" ", 1)[1]))
-        for line in lines
-        if line.startswith("kernelflume_route_install_seconds_bucket")
-    ]
-    total = buckets[-1][1]
-
-    def quantile(q: float) -> str:
-        return next(bound for bound, count in buckets if count >= q * total)
-
-    return f"{total:.0f} installs: p50 at most {quantile(0.5)} s, p99 at most {quantile(0.99)} s"
+    total, (p50, p99) = upper_bounds(metrics_port, "kernelflume_route_install_seconds", 0.5, 0.99)
+    return f"{total} installs: p50 at most {p50 * 1e6:.0f} us, p99 at most {p99 * 1e6:.0f} us"
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import grpc
 import httpx
 from benchmarks.decode import prompts, server
+from benchmarks.histogram import upper_bounds
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kernelflume.checkpoint.source import resolve
@@ -85,22 +86,6 @@ async def measure(url: str, scaler: str, count: int, streams: int) -> list[dict[
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
-
-
-def installs(metrics_port: int) -> tuple[int, str, str]:
-    """Return the number of route installs and upper bounds of p50 and p99."""
-    lines = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10).text.splitlines()
-    buckets = [
-        (line.partition('le="')[2].partition('"')[0], float(line.rsplit(" ", 1)[1]))
-        for line in lines
-        if line.startswith("kernelflume_route_install_seconds_bucket")
-    ]
-    total = buckets[-1][1]
-
-    def at_most(share: float) -> str:
-        return f"{float(next(bound for bound, count in buckets if count >= share * total)) * 1e6:.0f} us"
-
-    return int(total), at_most(0.5), at_most(0.99)
 
 
 @contextlib.contextmanager
@@ -167,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     with stack() as (url, scaler, metrics_port):
         found = asyncio.run(measure(url, scaler, options.events, options.streams))
-        count, p50, p99 = installs(metrics_port)
+        count, (p50, p99) = upper_bounds(metrics_port, "kernelflume_route_install_seconds", 0.5, 0.99)
     with stack(KERNELFLUME_SCALER_STANDBY_ATTENTION_NODES="1") as (url, scaler, _):
         time.sleep(15)  # until a node stands by
         standby = []
@@ -179,7 +164,9 @@ def main() -> None:
     ups = [each for each in found if "launching" in each]
     quick = [each for each in standby if "launching" in each]
     print("| | events | p50 | p99 |\n|---|---|---|---|")
-    print(f"| route install (step loop) | {count} | at most {p50} | at most {p99} |")
+    print(
+        f"| route install (step loop) | {count} | at most {p50 * 1e6:.0f} us | at most {p99 * 1e6:.0f} us |"
+    )
     print(row("route prepare: connect and warm", [each["prewarming"] for each in ups]))
     print(row("node from scratch until it serves", [each["launching"] for each in ups]))
     print(row("node from scratch until routable", [_until_routable(each) for each in ups]))
