@@ -216,3 +216,17 @@ class StoreContract:
         assert (await store.read()).epoch == 0
         await store.publish(snapshot, fencing_token=new)
         assert await store.read() == snapshot
+
+    async def test_settings_are_kept_by_name_and_only_by_the_leader(self, open_store: OpenStore) -> None:
+        first, second = open_store(), open_store()
+        assert await first.read_setting("a") is None
+        await first.write_setting("a", "one")
+        await first.write_setting("b", "")
+        assert (await second.read_setting("a"), await second.read_setting("b")) == ("one", "")
+        old = await first.lead("s-1", ttl_s=LONG_S)
+        await first.write_setting("a", "two", fencing_token=old)
+        await first.resign("s-1")
+        await second.lead("s-2", ttl_s=LONG_S)
+        with pytest.raises(ConflictError, match="fencing token"):
+            await first.write_setting("a", "three", fencing_token=old)
+        assert await second.read_setting("a") == "two"

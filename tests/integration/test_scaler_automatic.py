@@ -226,3 +226,32 @@ async def test_weight_nodes_are_told_the_threshold(valkey_url: str) -> None:
             return (await rig.outside.read()).get("a-1").threshold_tokens == 1000
 
         await eventually(lifted)
+
+
+async def test_a_person_s_number_outlives_the_scaler_that_was_told_it(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
+        await started(rig)
+        await rig.scale("mine", 2)
+        await eventually(lambda: keeps(rig, "2"))
+        await rig.leadership.resign()
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
+        await eventually(lambda: is_manual(rig))
+        assert rig.controller.target == 2
+        rig.controller.resume()
+        await eventually(lambda: keeps(rig, ""))
+        await rig.leadership.resign()
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
+        await eventually(lambda: has_looked(rig))
+        assert rig.controller.is_automatic
+
+
+async def keeps(rig: Rig, number: str) -> bool:
+    return await rig.outside.read_setting("held_attention_nodes") == number
+
+
+async def is_manual(rig: Rig) -> bool:
+    return not rig.controller.is_automatic
+
+
+async def has_looked(rig: Rig) -> bool:
+    return rig.controller.sizing is not None

@@ -112,14 +112,14 @@ class LeaderStore(Protocol):
         ...
 
 
-class PolicyStore(Protocol):
-    """The scaling policy that was set over the admin API, as a text that the scaler understands."""
+class SettingStore(Protocol):
+    """What was set while a service ran and is to outlive it, as texts that the service understands."""
 
-    async def read_policy(self) -> str | None:
+    async def read_setting(self, name: str) -> str | None:
         """Return the text, or None when none was set."""
         ...
 
-    async def write_policy(self, text: str, *, fencing_token: int | None = None) -> None:
+    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
         """Keep a text in place of the one before.
 
         Raises:
@@ -128,7 +128,7 @@ class PolicyStore(Protocol):
         ...
 
 
-class RoutingStore(MembershipStore, LeaseStore, SequenceRouteStore, LeaderStore, PolicyStore, Protocol):
+class RoutingStore(MembershipStore, LeaseStore, SequenceRouteStore, LeaderStore, SettingStore, Protocol):
     """All five seams on one connection."""
 
     async def close(self) -> None:

@@ -36,7 +36,7 @@ class MemoryServer:
         self.leases: dict[tuple[NodeKind, str], tuple[LeaseRecord, float]] = {}
         self.routes: dict[str, dict[int, SequenceRoute]] = {}
         self.leader: tuple[str, float] | None = None
-        self.policy: str | None = None
+        self.settings: dict[str, str] = {}
 
 
 class MemoryStore:
@@ -156,18 +156,18 @@ class MemoryStore:
         if server.leader is not None and server.leader[0] == candidate:
             server.leader = None
 
-    async def read_policy(self) -> str | None:
-        """Return the text that was set; see ``PolicyStore.read_policy``."""
-        return self._reach().policy
+    async def read_setting(self, name: str) -> str | None:
+        """Return the text that was set; see ``SettingStore.read_setting``."""
+        return self._reach().settings.get(name)
 
-    async def write_policy(self, text: str, *, fencing_token: int | None = None) -> None:
-        """Keep a text; see ``PolicyStore.write_policy``."""
+    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
+        """Keep a text; see ``SettingStore.write_setting``."""
         server = self._reach()
         if fencing_token is not None and fencing_token != server.fence:
             raise ConflictError(
-                f"fencing token {fencing_token} is no longer the leader's: the policy is not kept"
+                f"fencing token {fencing_token} is no longer the leader's: {name} is not kept"
             )
-        server.policy = text
+        server.settings[name] = text
 
     async def close(self) -> None:
         """Hear of no more publishes."""

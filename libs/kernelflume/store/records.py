@@ -39,10 +39,9 @@ class Keys:
         """Hash of epoch, snapshot (JSON) and the id of the publish that wrote them."""
         return self._key("table")
 
-    @property
-    def policy(self) -> str:
-        """Scaling policy that was set over the admin API."""
-        return self._key("policy")
+    def setting(self, name: str) -> str:
+        """Text of a setting that outlives the service."""
+        return self._key("settings", name)
 
     @property
     def notices(self) -> str:

@@ -83,7 +83,7 @@ class RedisStore:
             raise ConfigurationError(f"redis-url: {self._url} cannot be used: {error}") from error
         self._redis: Redis = Redis.from_pool(pool)
         self._publish = self._redis.register_script(scripts.PUBLISH)
-        self._write_policy = self._redis.register_script(scripts.WRITE_POLICY)
+        self._write_setting = self._redis.register_script(scripts.WRITE_SETTING)
         self._renew = self._redis.register_script(scripts.RENEW)
         self._release = self._redis.register_script(scripts.RELEASE)
         self._living = self._redis.register_script(scripts.LIVING)
@@ -263,19 +263,21 @@ class RedisStore:
         async with self._reaching("resign the leadership"):
             await self._resign(keys=[self._keys.leader], args=[candidate])
 
-    async def read_policy(self) -> str | None:
-        """Return the text that was set; see ``PolicyStore.read_policy``."""
-        async with self._reaching("read the scaling policy"):
-            text: Any = await self._redis.get(self._keys.policy)
+    async def read_setting(self, name: str) -> str | None:
+        """Return the text that was set; see ``SettingStore.read_setting``."""
+        async with self._reaching(f"read the setting {name}"):
+            text: Any = await self._redis.get(self._keys.setting(name))
         return None if text is None else str(text)
 
-    async def write_policy(self, text: str, *, fencing_token: int | None = None) -> None:
-        """Keep a text; see ``PolicyStore.write_policy``."""
+    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
+        """Keep a text; see ``SettingStore.write_setting``."""
         token = "" if fencing_token is None else str(fencing_token)
-        async with self._reaching("keep the scaling policy"):
-            written = await self._write_policy(keys=[self._keys.policy, self._keys.fence], args=[text, token])
+        async with self._reaching(f"keep the setting {name}"):
+            written = await self._write_setting(
+                keys=[self._keys.setting(name), self._keys.fence], args=[text, token]
+            )
         if not written:
-            raise ConflictError(f"fencing token {token} is no longer the leader's: the policy is not kept")
+            raise ConflictError(f"fencing token {token} is no longer the leader's: {name} is not kept")
 
     async def close(self) -> None:
         """Stop listening and close every connection."""

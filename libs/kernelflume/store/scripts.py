@@ -22,8 +22,8 @@ redis.call('PUBLISH', ARGV[6], ARGV[2])
 return {'written', after}
 """
 
-WRITE_POLICY = """
--- KEYS: policy, fence. ARGV: text, fencing token or ''
+WRITE_SETTING = """
+-- KEYS: setting, fence. ARGV: text, fencing token or ''
 if ARGV[2] ~= '' and redis.call('GET', KEYS[2]) ~= ARGV[2] then
   return 0
 end

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_HELD_NUMBER = "held_attention_nodes"
+"""Setting in the store: the number of nodes that a person asked for, while it holds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
@@ -92,6 +95,7 @@ class Controller:
         self._policy_state: PolicyState | None = None
         self._beginning = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._kept_number = ""
         self._cleanups: set[asyncio.Task[None]] = set()
 
     @property
@@ -173,7 +177,7 @@ class Controller:
         observation = await observe(actors.store, actors.table, actors.provider, self._book, actors.clock)
         self._metrics.table_seen(observation.snapshot)
         self._refine_profile(observation)
-        state = self._policy_state or PolicyState(target=self._first_target(observation))
+        state = self._policy_state or await self._first_state(observation)
         decision, self._policy_state = decide(observation, state, self._policy)
         self.sizing = decision.sized.sizing if decision.sized is not None else None
         if decision.sized is not None:
@@ -186,6 +190,7 @@ class Controller:
         for weight_node in decision.forgotten_weight_nodes:
             logger.warning("weight node %s is gone: its routes are dropped", weight_node)
             await actors.store.drop_weight_node(weight_node)
+        await self._keep_number(self._policy_state)
         if decision.thresholds:
             await self._set_thresholds(decision.thresholds)
         if decision.publishes:
@@ -213,6 +218,25 @@ class Controller:
             )
         self._policy = replace(self._policy, profile=profile)
         self._metrics.profile_refined(profile)
+
+    async def _first_state(self, observation: Observation) -> PolicyState:
+        """Return what the policy begins with: a person's number outlives the scaler that was told it."""
+        state = PolicyState(target=self._first_target(observation))
+        kept = await self._actors.store.read_setting(_HELD_NUMBER)
+        if kept and self.scaling.automatic:
+            logger.info("a person's number holds: %s attention nodes", kept)
+            state = replace(state, target=int(kept), manual_since_s=observation.now_s)
+        self._kept_number = kept or ""
+        return state
+
+    async def _keep_number(self, state: PolicyState) -> None:
+        """Note a person's number in the store when it changes; an empty text stands for none."""
+        held = "" if state.manual_since_s is None or state.target is None else str(state.target)
+        if held != self._kept_number:
+            await self._actors.store.write_setting(
+                _HELD_NUMBER, held, fencing_token=self._actors.table.fencing_token
+            )
+            self._kept_number = held
 
     def _first_target(self, observation: Observation) -> int | None:
         if self._settings.initial_target is not None or self._actors.provider.adopts:

@@ -17,9 +17,11 @@ from kernelflume.scaler.scaling_policy import ScalingPolicy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kernelflume.store.base import PolicyStore
+    from kernelflume.store.base import SettingStore
 
 logger = logging.getLogger(__name__)
+
+_NAME = "scaling_policy"
 
 MANUAL = ScalingPolicy(automatic=False)
 """Without a file the number of nodes is a person's to choose."""
@@ -28,7 +30,7 @@ MANUAL = ScalingPolicy(automatic=False)
 class PolicySource:
     """The policy in force and where it is from. One event loop."""
 
-    def __init__(self, path: Path | None, store: PolicyStore) -> None:
+    def __init__(self, path: Path | None, store: SettingStore) -> None:
         """Read the file, if there is one.
 
         Raises:
@@ -55,7 +57,7 @@ class PolicySource:
         Raises:
             UnavailableError: the store cannot be reached.
         """
-        kept = await self._store.read_policy()
+        kept = await self._store.read_setting(_NAME)
         if kept is not None:
             try:
                 fields = json.loads(kept)
@@ -77,7 +79,7 @@ class PolicySource:
         """
         policy = ScalingPolicy.parse(text)
         kept = json.dumps({"policy": text, "file": self._digest()})
-        await self._store.write_policy(kept, fencing_token=fencing_token)
+        await self._store.write_setting(_NAME, kept, fencing_token=fencing_token)
         self.policy, self.origin = policy, "api"
         return policy
 

@@ -44,6 +44,11 @@ class Table:
         """
         return frozenset(self._seen)
 
+    @property
+    def fencing_token(self) -> int | None:
+        """Proof of leadership for other writes; None while another scaler leads."""
+        return self._leadership.token
+
     async def read(self, *, newest_adopted: int = 0) -> RoutingSnapshot:
         """Return the present snapshot, after writing it back if the store has lost it.
 
