@@ -86,8 +86,10 @@ class PoolModel:
             self._end(self.num_nodes)
 
     def view(self, load: Load) -> PoolView:
-        share = [load.num_tails // self.num_nodes] * self.num_nodes
-        share[0] += load.num_tails % self.num_nodes
+        # Nodes that drain are not active: their tails have left, what they hold stays.
+        num_active = min(self.num_nodes, self._target or self.num_nodes)
+        share = [load.num_tails // num_active] * num_active
+        share[0] += load.num_tails % num_active
         return PoolView(
             now_s=self.now_s,
             nodes=tuple(

@@ -257,7 +257,7 @@ def _while_pending(
 ) -> tuple[SizingAction, SizingReason]:
     if not view.is_pending_own:
         return SizingAction.NONE, SizingReason.PENDING
-    if view.pending is PendingKind.DRAINING and is_short:
+    if view.pending is PendingKind.DRAINING and is_short and len(view.nodes) < policy.most_nodes:
         return SizingAction.CANCEL, SizingReason.OVERTAKEN
     if view.pending is PendingKind.READY:
         if figures.fill >= policy.gamma or figures.room_tokens == 0:
