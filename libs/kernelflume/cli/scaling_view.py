@@ -22,7 +22,7 @@ def mode_line(topology: scaler_pb2.Topology) -> str:
     if topology.scaling_mode != _AUTOMATIC:
         return (
             "scaling: manual, the number of nodes stays as `kernelflume scale` set it; "
-            "`kernelflume policy resume` lets the policy choose"
+            "`kernelflume policy resume` lets an automatic policy choose"
         )
     if topology.pool_fill_seconds:
         return (
