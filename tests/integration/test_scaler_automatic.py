@@ -178,7 +178,8 @@ async def test_a_launch_that_fails_twice_is_tried_again(valkey_url: str) -> None
         load(rig, held=950, tokens_per_s=1e6)
 
         async def failed_twice() -> bool:
-            return rig.controller.num_failures >= 2
+            sample = rig.metrics.registry.get_sample_value
+            return (sample("kernelflume_scale_operations_total", {"result": "failed"}) or 0) >= 2
 
         await eventually(failed_twice)
         rig.provider.takes_lease = True

@@ -104,11 +104,6 @@ class Controller:
         return self._policy_state.target if self._policy_state is not None else self._settings.initial_target
 
     @property
-    def num_failures(self) -> int:
-        """Operations of the policy's own that failed in a row."""
-        return self._policy_state.num_failures if self._policy_state is not None else 0
-
-    @property
     def scaling(self) -> ScalingPolicy:
         """The operator's settings in force."""
         return self._policy.scaling

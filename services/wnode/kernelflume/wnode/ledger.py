@@ -200,8 +200,11 @@ class Ledger:
 
     def _pages(self, node_id: str) -> int:
         """Pages that a node may be given: below its threshold until every active node has reached its own."""
+        below = self._pages_below_threshold(node_id)
+        if below > 0:  # asked for every sequence of every step: the others are looked at only when it matters
+            return below
         if any(self._pages_below_threshold(other) > 0 for other in self.table.active):
-            return max(0, self._pages_below_threshold(node_id))
+            return 0
         return max(0, self.usable_pages(node_id))
 
     def _rooms(self) -> list[NodeRoom]:
