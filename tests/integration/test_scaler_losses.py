@@ -182,7 +182,7 @@ async def test_a_removal_that_was_decided_on_another_state_does_nothing(valkey_u
             detail="seen before its publish",
         )
         before = await rig.outside.read()
-        await rig.controller._remove((stale,))
+        await rig.controller._upkeep.remove((stale,))
         assert await rig.outside.read() == before
         assert rig.provider.terminated == []
 

@@ -172,7 +172,7 @@ async def test_a_node_that_somebody_else_resumed_is_not_ended(valkey_url: str) -
         await rig.outside.put_routes(weight.name, {1: route_on("a-2")})
         await rig.begin("down", 1)
         await drains(rig)
-        await rig.controller._resume(("a-2",))  # the policy leaves an operation's nodes alone
+        await rig.controller._upkeep.resume(("a-2",))  # the policy leaves an operation's nodes alone
         assert (await rig.states())["a-2"] is DRAINING
         await rig.outside.publish((await rig.outside.read()).with_event(NodeEvent.RESUME, "a-2"))
         operation = await rig.end("down")

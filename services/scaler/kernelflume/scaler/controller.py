@@ -14,37 +14,31 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import (
     ConflictError,
     InvalidRequestError,
-    KernelFlumeError,
     LifecycleError,
     UnavailableError,
 )
 from kernelflume.core.routing import NodeEvent, NodeState
-from kernelflume.runtime.clock import Deadline
 from kernelflume.scaler.observe import observe
 from kernelflume.scaler.operation import Operation, OperationEvent, Origin, Result
 from kernelflume.scaler.policy import (
     PolicyState,
-    RemovalReason,
     after_operation,
     decide,
     is_automatic,
-    is_owned,
 )
 from kernelflume.scaler.refinement import Refinement, refine
 from kernelflume.scaler.runner import OperationRunner
 from kernelflume.scaler.sizing import after_change
+from kernelflume.scaler.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kernelflume.core.geometry import KvGeometry
-    from kernelflume.core.routing import AttentionNodeEntry, RoutingSnapshot
     from kernelflume.scaler.actors import Actors
     from kernelflume.scaler.book import OperationBook
     from kernelflume.scaler.decision_log import DecisionLog
     from kernelflume.scaler.metrics import ScalerMetrics
     from kernelflume.scaler.observe import Observation
-    from kernelflume.scaler.policy import Decision, PolicySettings, Removal
+    from kernelflume.scaler.policy import Decision, PolicySettings
     from kernelflume.scaler.runner import OnEnd
     from kernelflume.scaler.scaling_policy import ScalingPolicy
     from kernelflume.scaler.sizing import Sizing
@@ -96,7 +90,7 @@ class Controller:
         self._beginning = asyncio.Lock()
         self._wake = asyncio.Event()
         self._kept_number = ""
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._upkeep = Upkeep(actors, book, metrics, self._wake.set)
 
     @property
     def target(self) -> int | None:
@@ -179,15 +173,15 @@ class Controller:
             self._metrics.sized(decision.sized.sizing)
             self.decisions.note(decision.sized, self._policy)
         if decision.removals:
-            await self._remove(decision.removals)
+            await self._upkeep.remove(decision.removals)
         if decision.resumed:
-            await self._resume(decision.resumed)
+            await self._upkeep.resume(decision.resumed)
         for weight_node in decision.forgotten_weight_nodes:
             logger.warning("weight node %s is gone: its routes are dropped", weight_node)
             await actors.store.drop_weight_node(weight_node)
         await self._keep_number(self._policy_state)
         if decision.thresholds:
-            await self._set_thresholds(decision.thresholds)
+            await self._upkeep.set_thresholds(decision.thresholds)
         if decision.publishes:
             self._runner.publish()
         if decision.cancels:
@@ -331,9 +325,7 @@ class Controller:
     async def close(self) -> None:
         """Stop acting. Nodes and table stay as they are."""
         await self._runner.close()
-        for task in self._cleanups:
-            task.cancel()
-        await asyncio.gather(*self._cleanups, return_exceptions=True)
+        await self._upkeep.close()
 
     async def _begin_for_person(
         self,
@@ -446,13 +438,6 @@ class Controller:
                 async for _ in self._book.watch(running.operation_id):
                     continue
 
-    async def _set_thresholds(self, thresholds: Mapping[str, int]) -> None:
-        def changed(snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
-            present = {key: tokens for key, tokens in thresholds.items() if snapshot.find(key) is not None}
-            return snapshot.with_thresholds(present) if present else None
-
-        await self._actors.table.edit(changed)
-
     def _seen_state(self) -> PolicyState:
         if self._policy_state is None:
             raise UnavailableError("the scaler has not seen the routing table yet: try again")
@@ -461,57 +446,6 @@ class Controller:
     def _want(self, target: int | None) -> None:
         state = self._policy_state or PolicyState()
         self._policy_state = replace(state, target=target, num_failures=0, retry_at_s=0.0)
-
-    async def _resume(self, node_ids: tuple[str, ...]) -> None:
-        logger.warning("nobody drains %s: resumed", ", ".join(node_ids))
-
-        def resumed(snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
-            strays = [
-                node.node_id
-                for node in snapshot.in_state(NodeState.DRAINING)
-                if node.node_id in node_ids and not is_owned(node, self._book.running)
-            ]
-            return snapshot.with_event(NodeEvent.RESUME, *strays) if strays else None
-
-        await self._actors.table.edit(resumed)
-
-    async def _remove(self, removals: tuple[Removal, ...]) -> None:
-        """Take nodes out of the table at once, then end what may be left of them."""
-        decided = {(removal.node_id, removal.incarnation, removal.state): removal for removal in removals}
-        removed: list[tuple[AttentionNodeEntry, Removal]] = []
-
-        def without_lost(snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
-            removed[:] = [
-                (node, removal)
-                for node in snapshot.nodes
-                if (removal := decided.get((node.node_id, node.incarnation, node.state))) is not None
-                # An operation may have begun since it was decided.
-                and not (removal.reason is RemovalReason.ABANDONED and is_owned(node, self._book.running))
-            ]
-            return snapshot.without(*(node.node_id for node, _ in removed)) if removed else None
-
-        snapshot = await self._actors.table.edit(without_lost)
-        for entry, removal in removed:
-            self._metrics.node_removed(removal.reason)
-            logger.warning(
-                "attention node %s is out of the routing table at epoch %s (%s): %s",
-                entry.name,
-                snapshot.epoch,
-                removal.reason,
-                removal.detail,
-            )
-            task = asyncio.create_task(self._end(entry), name=f"end {entry.name}")
-            self._cleanups.add(task)
-            task.add_done_callback(self._cleanups.discard)
-        self._wake.set()
-
-    async def _end(self, entry: AttentionNodeEntry) -> None:
-        actors = self._actors
-        await actors.provider.terminate(entry.node_id, grace_s=actors.terminate_grace_s)
-        try:
-            await actors.weights.release([entry], Deadline(actors.clock, actors.release_timeout_s))
-        except KernelFlumeError as error:
-            logger.warning("after the loss of %s %s", entry.name, error)
 
 
 def _check(operation_id: str, deadline_s: float) -> None:
