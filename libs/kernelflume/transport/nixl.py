@@ -114,7 +114,13 @@ class NixlTransport:
 
     def register(self, memory: np.ndarray) -> MemoryRegion:
         """Register a contiguous array of host memory."""
-        region = MemoryRegion(memory.ctypes.data, memory.nbytes)
+        return self._register(MemoryRegion(memory.ctypes.data, memory.nbytes))
+
+    def register_device(self, address: int, num_bytes: int, device: int) -> MemoryRegion:
+        """Register device memory; its context must be current when the agent is created, and now."""
+        return self._register(MemoryRegion(address, num_bytes, "VRAM", device))
+
+    def _register(self, region: MemoryRegion) -> MemoryRegion:
         self._registered[region.address] = self._agent.register_memory(
             [(region.address, region.num_bytes, region.device, "")], region.kind
         )
@@ -176,6 +182,43 @@ class NixlTransport:
         with self._lock:
             self._plans[peer].append(plan)
         return plan
+
+    def local_view(self, region: MemoryRegion) -> int:
+        """Return a handle by which kernels read a registered region of device memory.
+
+        Raises:
+            UnavailableError: this build, or this GPU, has no transfers that a kernel can start.
+        """
+        descriptors = self._agent.get_xfer_descs(
+            [(region.address, region.num_bytes, region.device)], region.kind
+        )
+        try:
+            return int(self._agent.prep_mem_view(descriptors))
+        except Exception as error:
+            raise UnavailableError(f"no device view of local memory: {error}") from error
+
+    def remote_view(self, peer: str, regions: Sequence[MemoryRegion]) -> int:
+        """Return a handle by which kernels write to regions of a peer's device memory, by their index.
+
+        A write must have gone each way before, and the peer must poll meanwhile.
+
+        Raises:
+            PeerLostError: the peer is not connected.
+            UnavailableError: there is no path to it that a kernel can use.
+        """
+        if peer not in self._plans:
+            raise PeerLostError(peer, "not connected")
+        descriptors = self._agent.get_remote_descs(
+            [(region.address, region.num_bytes, region.device, peer) for region in regions], regions[0].kind
+        )
+        try:
+            return int(self._agent.prep_mem_view(descriptors))
+        except Exception as error:
+            raise UnavailableError(f"no device view of {peer}'s memory: {error}") from error
+
+    def release_view(self, view: int) -> None:
+        """Release a view that no kernel uses any more."""
+        self._agent.release_mem_view(view)
 
     def post(self, plan: WritePlan, index: int, notice: bytes) -> None:
         """Start a prepared write."""

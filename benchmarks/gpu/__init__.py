@@ -1,0 +1,1 @@
+"""Benchmarks of the GPU data plane, on one or two GPUs."""

@@ -1,0 +1,242 @@
+"""The attention node's process of a benchmark: the product's lanes and graphs, driven over a pipe."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from benchmarks.gpu.device import architecture, mapped_status
+
+from kernelflume.anode.gpu.graph import PARITIES, AttentionGraphs, PageTable
+from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
+from kernelflume.anode.gpu.pool import DevicePool
+from kernelflume.core.errors import UnavailableError
+from kernelflume.cuda.exchange import APPEND_COUNTER_OFFSET, LANE_STATE, QUERY_COUNTER_OFFSET, ExchangeKernels
+from kernelflume.transport.base import Write
+from kernelflume.transport.lanes import LaneLayout
+from kernelflume.transport.nixl import NixlTransport
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from benchmarks.gpu.workload import Workload
+
+    from kernelflume.core.regions import MemoryRegion
+
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one side tells the other of its lanes."""
+
+    name: str
+    metadata: bytes
+    lanes: tuple[tuple[MemoryRegion, ...], ...]
+    """Regions of each lane, in the order of the views' elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What an attention node holds: tokens of each row, and which lane and rows append here."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    """Tokens held of each row of each lane, before the first step."""
+    appends: bool
+    """This node has the tails."""
+    in_layer: bool
+    """Keys and values come layer by layer."""
+
+
+class AttentionSide:
+    """One attention node."""
+
+    def __init__(
+        self, name: str, device: int, workload: Workload, share: Share, *, shares_layers: bool
+    ) -> None:
+        self.name = name
+        self.workload, self.share = workload, share
+        self.device = torch.device("cuda", device)
+        geometry = workload.geometry
+        self.transport = NixlTransport(name, error_handling="peer")
+        self.kernels = ExchangeKernels(geometry, architecture=architecture(self.device), timeout_s=TIMEOUT_S)
+        self.status = mapped_status()
+        num_pages = sum(
+            -(-(tokens + 4096) // workload.page_tokens) for rows in share.tokens for tokens in rows
+        )
+        page_bytes = workload.page_tokens * geometry.token_bytes
+        if shares_layers:
+            # Speed alone: one layer's pages serve all, so that contexts fit that 32 layers would not.
+            one = workload.with_(num_layers=1).geometry
+            small = DevicePool(one, page_tokens=workload.page_tokens,
+                               num_bytes=num_pages * workload.page_tokens * one.token_bytes, device=self.device)  # fmt: skip
+            small.geometry = geometry
+            small.pages = small.pages.expand(geometry.num_layers, *small.pages.shape[1:])
+            self.pool = small
+        else:
+            self.pool = DevicePool(geometry, page_tokens=workload.page_tokens, num_bytes=num_pages * page_bytes,
+                                   device=self.device)  # fmt: skip
+        self.layout = LaneLayout(geometry, max(workload.lane_rows))
+        self.lanes = [DeviceLane.allocate(self.layout, self.device) for _ in workload.lane_rows]
+        self.out_regions = [self._register(lane.out) for lane in self.lanes]
+        self.lse_regions = [self._register(lane.staged_lse) for lane in self.lanes]
+        self.regions = tuple(
+            (self._register(lane.queries), self._register(lane.appends), self._register(lane.counters))
+            for lane in self.lanes
+        )
+        self.small = np.zeros(64, np.uint8)
+        self.small_region = self.transport.register(self.small)
+        self.tokens = [np.asarray(rows, np.int64) for rows in share.tokens]
+        first = 0
+        self.first_page: list[np.ndarray] = []
+        for rows in self.tokens:
+            pages = -(-(rows + 4096) // workload.page_tokens)
+            self.first_page.append(first + np.concatenate(([0], np.cumsum(pages)[:-1])))
+            first += int(pages.sum())
+        self.step = 0
+
+    def _register(self, tensor: torch.Tensor) -> MemoryRegion:
+        return self.transport.register_device(
+            tensor.data_ptr(), tensor.numel() * tensor.element_size(), self.device.index
+        )
+
+    def fill(self, seed: int) -> None:
+        """Fill the pages with random keys and values."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        layers = self.pool.pages if self.pool.pages.stride(0) else self.pool.pages[:1]
+        for layer in layers:
+            for pages in layer.split(4096):
+                pages.copy_(
+                    torch.randn(pages.shape, generator=generator, device=self.device, dtype=torch.bfloat16)
+                )
+
+    def offer(self) -> Offer:
+        """Describe the lanes."""
+        return Offer(self.name, self.transport.metadata(), self.regions)
+
+    def connect(self, peer: Offer) -> None:
+        """Connect to the weight node and exchange a write."""
+        self.transport.connect(peer.name, peer.metadata)
+        exchange_warm_write(self.transport, peer, self.small_region)
+        self.views = [self.transport.remote_view(peer.name, regions) for regions in peer.lanes]
+        self.programs = [
+            LaneProgram(
+                kernels=self.kernels,
+                lane=lane,
+                pool=self.pool,
+                out_view=self.transport.local_view(out),
+                lse_view=self.transport.local_view(lse),
+                status=self.status.data_ptr(),
+                waits_in_layer=self.share.in_layer and self.share.appends,
+            )
+            for lane, out, lse in zip(self.lanes, self.out_regions, self.lse_regions, strict=True)
+        ]
+        self.graphs = AttentionGraphs(self.programs, self.pool)
+        for lane, view, tokens in zip(self.lanes, self.views, self.tokens, strict=True):
+            counters = lane.counters.data_ptr()
+            state = np.zeros(1, LANE_STATE)
+            state["remote"] = view
+            state["query_counter"] = counters + QUERY_COUNTER_OFFSET
+            state["append_counter"] = counters + APPEND_COUNTER_OFFSET
+            state["num_rows"] = len(tokens)
+            state["num_append_rows"] = len(tokens) if self.share.appends else 0
+            lane.upload_state(state)
+        torch.cuda.synchronize()
+        self.graphs.warm(self.rows)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each lane."""
+        return tuple(len(tokens) for tokens in self.tokens)
+
+    def run(self, num_steps: int) -> float:
+        """Launch ``num_steps`` steps; return the host time of one."""
+        started = time.perf_counter()
+        busy = 0.0
+        for _ in range(num_steps):
+            begun = time.perf_counter()
+            parity = self.step % PARITIES
+            with torch.cuda.stream(self.graphs.stream):
+                if self.share.appends and self.step and not self.share.in_layer:
+                    # What the step before appended is filed before it is attended to.
+                    for index, (lane, program) in enumerate(zip(self.lanes, self.programs, strict=True)):
+                        lane.upload_slots(self._slots(index))
+                        program.file_step(len(self.tokens[index]), (self.step - 1) % PARITIES)
+                        self.tokens[index] = self.tokens[index] + 1
+                elif self.share.appends and self.share.in_layer:
+                    for index, lane in enumerate(self.lanes):
+                        lane.upload_slots(self._slots(index))
+                        self.tokens[index] = self.tokens[index] + 1
+            self.graphs.launch(self.rows, parity, [self._table(index) for index in range(len(self.lanes))])
+            self.step += 1
+            busy += time.perf_counter() - begun
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.graphs.stream.query():
+            self.transport.poll()
+            if time.monotonic() > deadline:
+                raise UnavailableError("the steps did not end")
+        if int(self.status[0]):
+            raise UnavailableError(f"a wait failed: {int(self.status[0]):#x}")
+        del started
+        return busy / num_steps
+
+    def _slots(self, index: int) -> np.ndarray:
+        tokens = self.tokens[index]
+        size = self.workload.page_tokens
+        return np.asarray((self.first_page[index] + tokens // size) * size + tokens % size, np.int64)
+
+    def _table(self, index: int) -> PageTable:
+        tokens, size = self.tokens[index], self.workload.page_tokens
+        pages = -(-tokens // size)
+        indptr = np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
+        offsets = np.arange(indptr[-1], dtype=np.int32) - np.repeat(indptr[:-1], pages)
+        indices = (np.repeat(self.first_page[index], pages) + offsets).astype(np.int32)
+        return PageTable(indptr, indices, (tokens - (pages - 1) * size).astype(np.int32))
+
+
+def exchange_warm_write(transport: NixlTransport, peer: Offer, local: MemoryRegion) -> None:
+    """Post a small write into the peer's first region, and poll until the peer's came."""
+    plan = transport.plan_writes(peer.name, [Write(local, 0, peer.lanes[0][0], 0, 64)])
+    transport.post(plan, 0, b"warm")
+    deadline = time.monotonic() + TIMEOUT_S
+    seen = False
+    while not (seen and transport.is_done(plan, 0)):
+        seen = bool(transport.poll()) or seen
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"no warm write of {peer.name}")
+
+
+def attention_main(connection: Connection, name: str, device: int) -> None:
+    """Serve orders: ("open", workload, share, shares_layers, fill), ("connect", offer), ("run", n), ("stop",)."""
+    torch.cuda.set_device(device)
+    torch.zeros(1, device="cuda")
+    side: AttentionSide | None = None
+    try:
+        while True:
+            while not connection.poll(0.0005):
+                if side is not None:
+                    side.transport.poll()
+            order, *values = connection.recv()
+            if order == "stop":
+                return
+            if order == "open":
+                if side is not None:
+                    side.transport.close()
+                side = None
+                torch.cuda.empty_cache()
+                workload, share, shares_layers, seed = values
+                side = AttentionSide(name, device, workload, share, shares_layers=shares_layers)
+                side.fill(seed)
+                connection.send(side.offer())
+            elif order == "connect" and side is not None:
+                side.connect(values[0])
+                connection.send("connected")
+            elif order == "run" and side is not None:
+                connection.send(("ran", side.run(values[0])))
+    except Exception as error:  # noqa: BLE001 - told to the process that waits for an answer
+        import traceback
+
+        connection.send(("failed", f"{name}: {error}\n{traceback.format_exc()}"))

@@ -1,0 +1,138 @@
+"""The same step on one GPU: the same kernels in one graph, with keys, values and attention beside the weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.device import architecture
+from kernelflume.anode.gpu.attention import PagedDecode, allocate_workspace
+from kernelflume.anode.gpu.pool import DevicePool
+from kernelflume.cuda.exchange import LANE_STATE, ExchangeKernels
+from kernelflume.wnode.gpu.graph import StepGraphs
+from kernelflume.wnode.gpu.lane import LaneBuffers
+from kernelflume.wnode.gpu.program import StepProgram
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.workload import Workload
+
+    from kernelflume.wnode.model.decoder import Decoder
+
+
+class LocalStage:
+    """An ``AttentionStage`` that files keys and values and attends on the spot."""
+
+    query_first = False
+
+    def __init__(self, lane: LaneBuffers, decode: PagedDecode, pool: DevicePool) -> None:
+        self.lane, self.decode, self.pool = lane, decode, pool
+        rows = decode.num_rows
+        self.lse = torch.zeros(rows, pool.geometry.num_query_heads, device=lane.query.device)
+        self.slots = torch.zeros(rows, dtype=torch.int64, device=lane.query.device)
+        state = np.zeros(1, LANE_STATE)
+        state["num_append_rows"] = rows
+        self.state = torch.from_numpy(state.view(np.uint8)).to(lane.query.device)
+        self.kernels = ExchangeKernels(pool.geometry, architecture=architecture(lane.query.device), timeout_s=1)
+
+    def dispatch_query(self, layer: int, num_rows: int) -> None:
+        """Nothing travels."""
+
+    def dispatch_keys_values(self, layer: int, num_rows: int) -> None:
+        """File the rows' keys and values."""
+        self.kernels.file_append(
+            self.state.data_ptr(),
+            appended=self.lane.keys_values.data_ptr(),
+            pool=self.pool.pages.data_ptr(),
+            slots=self.slots.data_ptr(),
+            num_rows=num_rows,
+            max_rows=self.lane.max_rows,
+            page_tokens=self.pool.page_tokens,
+            layer_bytes=self.pool.layer_bytes,
+            first_layer=layer,
+            num_layers=1,
+            stream=int(torch.cuda.current_stream().cuda_stream),
+        )
+
+    def collect(self, layer: int, num_rows: int) -> None:
+        """Attend."""
+        lane = self.lane
+        self.decode.run(layer, lane.query[:num_rows], lane.attention[:num_rows], self.lse)
+
+    def end(self, num_rows: int) -> None:
+        """Nothing is left."""
+
+
+class Reference:
+    """The whole model on one GPU."""
+
+    def __init__(
+        self, workload: Workload, decoder: Decoder, *, shares_layers: bool, seeds: tuple[int, ...] = ()
+    ) -> None:
+        self.workload = workload
+        device = decoder.device
+        geometry = workload.geometry
+        size = workload.page_tokens
+        self.pages_a_row = -(-(workload.context + 4096) // size)
+        num_pages = self.pages_a_row * workload.batch
+        if shares_layers:
+            one = workload.with_(num_layers=1).geometry
+            self.pool = DevicePool(
+                one, page_tokens=size, num_bytes=num_pages * size * one.token_bytes, device=device
+            )
+            self.pool.geometry = geometry
+            self.pool.pages = self.pool.pages.expand(geometry.num_layers, *self.pool.pages.shape[1:])
+        else:
+            self.pool = DevicePool(
+                geometry, page_tokens=size, num_bytes=num_pages * size * geometry.token_bytes, device=device
+            )
+        generator = torch.Generator(device).manual_seed(7)
+        for layer in self.pool.pages if self.pool.pages.stride(0) else self.pool.pages[:1]:
+            for pages in layer.split(4096):
+                pages.copy_(
+                    torch.randn(pages.shape, generator=generator, device=device, dtype=torch.bfloat16)
+                )
+        self.lane = LaneBuffers.allocate(geometry, workload.batch, device)
+        self.decode = PagedDecode(
+            self.pool, num_rows=workload.batch, workspace=allocate_workspace(device), max_pages=num_pages
+        )
+        self.stage = LocalStage(self.lane, self.decode, self.pool)
+        self.graphs = StepGraphs(StepProgram(decoder, [self.lane], [self.stage]))
+        self.tokens = workload.context
+        self._plan()
+        torch.cuda.synchronize()
+        self.graphs.warm((workload.batch,))
+
+    def _plan(self) -> None:
+        size, batch = self.workload.page_tokens, self.workload.batch
+        held = self.tokens + 1
+        pages = -(-held // size)
+        indptr = (np.arange(batch + 1) * pages).astype(np.int32)
+        indices = (
+            (np.arange(batch)[:, None] * self.pages_a_row + np.arange(pages)).reshape(-1).astype(np.int32)
+        )
+        self.decode.plan(indptr, indices, np.full(batch, held - (pages - 1) * size, np.int32))
+        slots = (torch.arange(batch) * self.pages_a_row + self.tokens // size) * size + self.tokens % size
+        self.stage.slots.copy_(slots.pin_memory(), non_blocking=True)
+
+    def set_inputs(self, token_ids: torch.Tensor) -> None:
+        """Set each row's input token and position."""
+        self.lane.token_ids.copy_(token_ids)
+        self.lane.positions.fill_(self.workload.context)
+
+    def run(self, num_steps: int, *, keep_logits: bool = False) -> tuple[list[float], list[torch.Tensor]]:
+        """Run steps; return the time of each in seconds, and its logits if they are to be kept."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * num_steps)]
+        logits = []
+        for index in range(num_steps):
+            torch.cuda.synchronize()  # one wrapper: what it planned before must be done
+            self._plan()
+            marks[2 * index].record()
+            (lane,) = self.graphs.replay((self.workload.batch,))
+            marks[2 * index + 1].record()
+            self.tokens += 1
+            if keep_logits:
+                logits.append(lane.clone())
+        torch.cuda.synchronize()
+        return [marks[2 * i].elapsed_time(marks[2 * i + 1]) * 1e-3 for i in range(num_steps)], logits

@@ -1,0 +1,219 @@
+"""The weight node of a benchmark: the product's step program, with attention elsewhere or beside it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from benchmarks.gpu.attention_side import TIMEOUT_S, Offer, Share, attention_main, exchange_warm_write
+from benchmarks.gpu.device import architecture, mapped_status
+
+from kernelflume.core.errors import UnavailableError
+from kernelflume.cuda.exchange import COUNTERS_BYTES, NODE_ROUTE, ExchangeKernels, RowTables
+from kernelflume.transport.lanes import LaneLayout
+from kernelflume.transport.nixl import NixlTransport
+from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
+from kernelflume.wnode.gpu.graph import StepGraphs
+from kernelflume.wnode.gpu.lane import LaneBuffers
+from kernelflume.wnode.gpu.program import StepProgram
+from kernelflume.wnode.model.decoder import Decoder, build_decoder
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.workload import Workload
+
+    from kernelflume.core.regions import MemoryRegion
+
+
+class DeviceWeights:
+    """Random weights drawn on the GPU, which takes a second where the CPU takes a minute."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator("cuda").manual_seed(seed)
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Return norm weights around 1, all else around 0."""
+        centre = 1.0 if name.endswith("norm.weight") else 0.0
+        values = torch.randn(shape, generator=self._generator, device="cuda", dtype=torch.bfloat16)
+        return values * 0.02 + centre
+
+
+def make_decoder(workload: Workload) -> Decoder:
+    """Return the model on the present GPU."""
+    return build_decoder(
+        workload.model,
+        DeviceWeights(1),
+        dtype=getattr(torch, workload.dtype),
+        device=torch.device("cuda", torch.cuda.current_device()),
+        pack_weights=False,
+    )
+
+
+class AttentionProcess:
+    """A child process with an attention node in it."""
+
+    def __init__(self, index: int, device: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = f"a{index}#1"
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=attention_main, args=(theirs, self.name, device), daemon=True)
+        self._process.start()
+
+    def tell(self, *order: Any) -> None:
+        """Send an order."""
+        self._connection.send(order)
+
+    def answer(self, transport: NixlTransport | None = None) -> Any:
+        """Wait for the answer, making progress meanwhile."""
+        deadline = time.monotonic() + 240
+        while not self._connection.poll(0.0005):
+            if transport is not None:
+                transport.poll()
+            if time.monotonic() > deadline or not self._process.is_alive():
+                raise UnavailableError(f"{self.name} does not answer")
+        answer = self._connection.recv()
+        if isinstance(answer, tuple) and answer[0] == "failed":
+            raise UnavailableError(answer[1])
+        return answer
+
+    def stop(self) -> None:
+        """End the process."""
+        try:
+            self.tell("stop")
+        except OSError:
+            pass
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+class WeightSide:
+    """The weight node, linked to attention processes."""
+
+    def __init__(
+        self, workload: Workload, decoder: Decoder, processes: list[AttentionProcess], mode: QueryFirst
+    ) -> None:
+        self.workload, self.decoder, self.processes, self.mode = workload, decoder, processes, mode
+        device = decoder.device
+        geometry = workload.geometry
+        self.transport = NixlTransport("w0#1", error_handling="peer")
+        self.kernels = ExchangeKernels(geometry, architecture=architecture(device), timeout_s=TIMEOUT_S)
+        self.status = mapped_status()
+        self.layout = LaneLayout(geometry, max(workload.lane_rows))
+        self.lanes = [
+            LaneBuffers.allocate(geometry, self.layout.max_rows, device) for _ in workload.lane_rows
+        ]
+        self.stages: list[DeviceStage] = []
+        for lane in self.lanes:
+            views = (
+                self.transport.local_view(self._register(lane.query)),
+                self.transport.local_view(self._register(lane.keys_values)),
+            )
+            self.stages.append(
+                DeviceStage.create(
+                    self.kernels, lane, self.layout, mode=mode, views=views, status=self.status.data_ptr()
+                )
+            )
+        # [nodes][lanes] of (partials, counters)
+        self.arrivals = [
+            [
+                (
+                    torch.zeros(self.layout.partial_region_bytes, dtype=torch.uint8, device=device),
+                    torch.zeros(COUNTERS_BYTES, dtype=torch.uint8, device=device),
+                )
+                for _ in self.lanes
+            ]
+            for _ in processes
+        ]
+        self.small = np.zeros(64, np.uint8)
+        self.small_region = self.transport.register(self.small)
+        self.arrival_regions = [
+            tuple((self._register(partials), self._register(counters)) for partials, counters in lanes)
+            for lanes in self.arrivals
+        ]
+        self.graphs = StepGraphs(StepProgram(decoder, self.lanes, self.stages))
+
+    def _register(self, tensor: torch.Tensor) -> MemoryRegion:
+        device = tensor.device.index or 0
+        return self.transport.register_device(
+            tensor.data_ptr(), tensor.numel() * tensor.element_size(), device
+        )
+
+    def link(self, *, shares_layers: bool, seed: int = 7) -> None:
+        """Open every attention node, connect, fill the routes and capture."""
+        rows = self.workload.lane_rows
+        torch.cuda.synchronize()
+        self.graphs.warm(rows)
+        count = len(self.processes)
+        for index, process in enumerate(self.processes):
+            held = self.workload.context // count
+            share = Share(
+                tuple((held,) * lane_rows for lane_rows in rows),
+                appends=index == count - 1,
+                in_layer=self.mode is not QueryFirst.LOCAL,
+            )
+            process.tell("open", self.workload, share, shares_layers, seed + index)
+        offers: list[Offer] = [process.answer() for process in self.processes]
+        views = []
+        for process, offer, regions in zip(self.processes, offers, self.arrival_regions, strict=True):
+            process.tell("connect", Offer("w0#1", self.transport.metadata(), regions))
+            self.transport.connect(offer.name, offer.metadata)
+            exchange_warm_write(self.transport, offer, self.small_region)
+            process.answer(self.transport)
+            views.append([self.transport.remote_view(offer.name, lane) for lane in offer.lanes])
+        for index, stage in enumerate(self.stages):
+            self._upload(stage, index, [lanes[index] for lanes in views])
+        torch.cuda.synchronize()
+
+    def _upload(self, stage: DeviceStage, lane: int, views: list[int]) -> None:
+        num_rows = self.workload.lane_rows[lane]
+        memory, header, tables = RowTables(self.layout.max_rows).empty()
+        header["num_nodes"] = len(views)
+        header["num_rows"] = num_rows
+        for node, view in enumerate(views):
+            partials, counters = self.arrivals[node][lane]
+            route = np.zeros(1, NODE_ROUTE)
+            route["remote"] = view
+            route["partial_out"] = partials.data_ptr()
+            route["partial_lse"] = partials.data_ptr() + self.layout.lse_offset(self.layout.max_rows)
+            route["partial_counter"] = counters.data_ptr()
+            route["num_query_rows"] = num_rows
+            route["num_kv_rows"] = num_rows if node == len(views) - 1 else 0
+            header["nodes"][0, node] = route[0]
+            tables[0, node, :num_rows] = np.arange(num_rows)
+            tables[1, node, :num_rows] = np.arange(num_rows)
+            tables[2, node, :num_rows] = np.arange(num_rows)
+        stage.upload(memory)
+
+    def set_inputs(self, token_ids: torch.Tensor) -> None:
+        """Set each row's input token and position."""
+        first = 0
+        for lane, rows in zip(self.lanes, self.workload.lane_rows, strict=True):
+            lane.token_ids[:rows] = token_ids[first : first + rows]
+            lane.positions[:rows] = self.workload.context
+            first += rows
+
+    def run(self, num_steps: int, *, keep_logits: bool = False) -> tuple[list[float], list[torch.Tensor]]:
+        """Run steps; return the time of each in seconds, and its logits [batch, vocab] if they are to be kept."""
+        for process in self.processes:
+            process.tell("run", num_steps)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
+        logits: list[torch.Tensor] = []
+        marks[0].record()
+        for mark in marks[1:]:
+            lanes = self.graphs.replay(self.workload.lane_rows)
+            mark.record()
+            if keep_logits:
+                logits.append(torch.cat([lane.clone() for lane in lanes]))
+        answers = [process.answer(self.transport) for process in self.processes]
+        torch.cuda.synchronize()
+        self.attention_host_s = max((answer[1] for answer in answers), default=0.0)
+        if int(self.status[0]):
+            raise UnavailableError(f"a wait failed: {int(self.status[0]):#x}")
+        return [a.elapsed_time(b) * 1e-3 for a, b in zip(marks, marks[1:], strict=False)], logits
+
+    def close(self) -> None:
+        """Let the agent go."""
+        self.transport.close()

@@ -1,0 +1,148 @@
+"""One lane on the attention node: registered memory, and the step's program over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernelflume.anode.gpu.attention import LSE_UNIT
+from kernelflume.cuda.exchange import COUNTERS_BYTES, LANE_STATE
+from kernelflume.transport.lanes import NUM_APPEND_SLOTS
+
+if TYPE_CHECKING:
+    from kernelflume.anode.gpu.attention import PagedDecode
+    from kernelflume.anode.gpu.pool import DevicePool
+    from kernelflume.cuda.exchange import ExchangeKernels
+    from kernelflume.transport.lanes import LaneLayout
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLane:
+    """Fixed addresses, so that graphs may hold them."""
+
+    layout: LaneLayout
+    queries: torch.Tensor
+    """[max_rows, heads, dim]: the weight node writes here."""
+    appends: torch.Tensor
+    """[slots, layers, max_rows, 2, KV heads, dim]: the weight node writes here."""
+    counters: torch.Tensor
+    """[COUNTERS_BYTES] uint8: the weight node raises them."""
+    out: torch.Tensor
+    """[max_rows, heads, dim]"""
+    lse: torch.Tensor
+    """[max_rows, heads] float32, as the kernel gives it."""
+    staged_lse: torch.Tensor
+    """[max_rows, heads] float32, natural logarithm."""
+    state: torch.Tensor
+    """[LANE_STATE] uint8"""
+    slots: torch.Tensor
+    """[max_rows] int64: where the next append's rows go, -1 for none."""
+    arrived: torch.Tensor
+    """[1] int32: blocks of a put that are done."""
+
+    @classmethod
+    def allocate(cls, layout: LaneLayout, device: torch.device) -> DeviceLane:
+        """Return zeroed buffers."""
+        geometry, rows = layout.geometry, layout.max_rows
+        dtype, kv_dtype = getattr(torch, geometry.dtype), getattr(torch, geometry.kv_dtype)
+
+        def zeros(*shape: int, kind: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        heads, dim = geometry.num_query_heads, geometry.head_dim
+        return cls(
+            layout=layout,
+            queries=zeros(rows, heads, dim, kind=dtype),
+            appends=zeros(
+                NUM_APPEND_SLOTS, geometry.num_layers, rows, 2, geometry.num_kv_heads, dim, kind=kv_dtype
+            ),
+            counters=zeros(COUNTERS_BYTES, kind=torch.uint8),
+            out=zeros(rows, heads, dim, kind=dtype),
+            lse=zeros(rows, heads, kind=torch.float32),
+            staged_lse=zeros(rows, heads, kind=torch.float32),
+            state=zeros(LANE_STATE.itemsize, kind=torch.uint8),
+            slots=zeros(rows, kind=torch.int64),
+            arrived=zeros(1, kind=torch.int32),
+        )
+
+    def upload_state(self, state: np.ndarray) -> None:
+        """Replace the lane's state by a LANE_STATE record, in stream order."""
+        self.state.copy_(torch.from_numpy(state.reshape(1).view(np.uint8)).pin_memory(), non_blocking=True)
+
+    def upload_slots(self, slots: np.ndarray) -> None:
+        """Say where the next append's rows go: int64 [num_rows], in stream order."""
+        self.slots[: len(slots)].copy_(torch.from_numpy(slots).pin_memory(), non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneProgram:
+    """Enqueues a lane's share of a step: for each layer wait, attend, put back."""
+
+    kernels: ExchangeKernels
+    lane: DeviceLane
+    pool: DevicePool
+    out_view: int
+    lse_view: int
+    status: int
+    waits_in_layer: bool
+    """Keys and values come layer by layer and belong to the step's own attention (query first off or paper)."""
+
+    def file_step(self, num_rows: int, slot: int) -> None:
+        """Wait for an append of all layers and file it."""
+        self.kernels.wait_append(self.lane.state.data_ptr(), index=0, status=self.status, stream=_stream())
+        self._file(num_rows, slot, 0, self.lane.layout.geometry.num_layers)
+        self.kernels.advance_lane(self.lane.state.data_ptr(), num_queries=0, num_appends=1, stream=_stream())
+
+    def attend(self, layer: int, decode: PagedDecode, slot: int) -> None:
+        """Answer the queries of one layer."""
+        lane, state, stream, rows = self.lane, self.lane.state.data_ptr(), _stream(), decode.num_rows
+        self.kernels.wait_queries(state, layer=layer, status=self.status, stream=stream)
+        if self.waits_in_layer:
+            self.kernels.wait_append(state, index=layer, status=self.status, stream=stream)
+            self._file(rows, slot, layer, 1)
+        decode.run(layer, lane.queries[:rows], lane.out[:rows], lane.lse[:rows])
+        self.kernels.put_partials(
+            state,
+            out_view=self.out_view,
+            lse_view=self.lse_view,
+            lse=lane.lse.data_ptr(),
+            lse_unit=LSE_UNIT,
+            staged_lse=lane.staged_lse.data_ptr(),
+            lse_offset=lane.layout.lse_offset(lane.layout.max_rows),
+            num_rows=rows,
+            arrived=lane.arrived.data_ptr(),
+            stream=stream,
+        )
+
+    def end(self) -> None:
+        """Move the lane's counters on."""
+        num_layers = self.lane.layout.geometry.num_layers
+        self.kernels.advance_lane(
+            self.lane.state.data_ptr(),
+            num_queries=num_layers,
+            num_appends=num_layers if self.waits_in_layer else 0,
+            stream=_stream(),
+        )
+
+    def _file(self, num_rows: int, slot: int, first_layer: int, num_layers: int) -> None:
+        lane = self.lane
+        self.kernels.file_append(
+            lane.state.data_ptr(),
+            appended=lane.appends[slot].data_ptr(),
+            pool=self.pool.pages.data_ptr(),
+            slots=lane.slots.data_ptr(),
+            num_rows=num_rows,
+            max_rows=lane.layout.max_rows,
+            page_tokens=self.pool.page_tokens,
+            layer_bytes=self.pool.layer_bytes,
+            first_layer=first_layer,
+            num_layers=num_layers,
+            stream=_stream(),
+        )
+
+
+def _stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)

@@ -1,0 +1,46 @@
+"""Captured graphs of the decode step, one a bucket of rows; their number is what a scale event must not change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from kernelflume.wnode.gpu.program import StepProgram
+
+
+class StepGraphs:
+    """Captures at first use and replays. Owned by the step loop's thread."""
+
+    def __init__(self, program: StepProgram) -> None:
+        self._program = program
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
+        self.num_captures = 0
+        """Graphs captured since the start."""
+
+    def warm(self, num_rows: tuple[int, ...]) -> None:
+        """Capture the step of ``num_rows`` rows a lane, if that was not done yet.
+
+        The program is run once before, with no node in the routes, so that kernels are compiled and libraries
+        have their workspaces.
+        """
+        if num_rows in self._graphs:
+            return
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._stream.wait_stream(torch.cuda.default_stream())
+            self._program.enqueue(num_rows)
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                logits = self._program.enqueue(num_rows)
+        self._graphs[num_rows] = (graph, logits)
+        self.num_captures += 1
+
+    def replay(self, num_rows: tuple[int, ...]) -> list[torch.Tensor]:
+        """Enqueue one step on the current stream; return the lanes' logits, valid until the next step."""
+        graph, logits = self._graphs[num_rows]
+        graph.replay()
+        return logits
