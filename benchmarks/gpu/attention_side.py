@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from benchmarks.gpu.device import architecture, mapped_status
+from benchmarks.gpu.device import StatusWord, architecture
 
 from kernelflume.anode.gpu.graph import PARITIES, AttentionGraphs, PageTable
 from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
@@ -63,7 +63,7 @@ class AttentionSide:
         geometry = workload.geometry
         self.transport = NixlTransport(name, error_handling="peer")
         self.kernels = ExchangeKernels(geometry, architecture=architecture(self.device), timeout_s=TIMEOUT_S)
-        self.status = mapped_status()
+        self.status = StatusWord(self.device)
         num_pages = sum(
             -(-(tokens + 4096) // workload.page_tokens) for rows in share.tokens for tokens in rows
         )
@@ -129,7 +129,7 @@ class AttentionSide:
                 pool=self.pool,
                 out_view=self.transport.local_view(out),
                 lse_view=self.transport.local_view(lse),
-                status=self.status.data_ptr(),
+                status=self.status.address,
                 waits_in_layer=self.share.in_layer and self.share.appends,
             )
             for lane, out, lse in zip(self.lanes, self.out_regions, self.lse_regions, strict=True)
@@ -178,8 +178,7 @@ class AttentionSide:
             self.transport.poll()
             if time.monotonic() > deadline:
                 raise UnavailableError("the steps did not end")
-        if int(self.status[0]):
-            raise UnavailableError(f"a wait failed: {int(self.status[0]):#x}")
+        self.status.check()
         del started
         return busy / num_steps
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from benchmarks.gpu.attention_side import TIMEOUT_S, Offer, Share, attention_main, exchange_warm_write
-from benchmarks.gpu.device import architecture, mapped_status
+from benchmarks.gpu.device import StatusWord, architecture
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.cuda.exchange import COUNTERS_BYTES, NODE_ROUTE, ExchangeKernels, RowTables
@@ -100,7 +100,7 @@ class WeightSide:
         geometry = workload.geometry
         self.transport = NixlTransport("w0#1", error_handling="peer")
         self.kernels = ExchangeKernels(geometry, architecture=architecture(device), timeout_s=TIMEOUT_S)
-        self.status = mapped_status()
+        self.status = StatusWord(device)
         self.layout = LaneLayout(geometry, max(workload.lane_rows))
         self.lanes = [
             LaneBuffers.allocate(geometry, self.layout.max_rows, device) for _ in workload.lane_rows
@@ -113,7 +113,7 @@ class WeightSide:
             )
             self.stages.append(
                 DeviceStage.create(
-                    self.kernels, lane, self.layout, mode=mode, views=views, status=self.status.data_ptr()
+                    self.kernels, lane, self.layout, mode=mode, views=views, status=self.status.address
                 )
             )
         # [nodes][lanes] of (partials, counters)
@@ -210,8 +210,7 @@ class WeightSide:
         answers = [process.answer(self.transport) for process in self.processes]
         torch.cuda.synchronize()
         self.attention_host_s = max((answer[1] for answer in answers), default=0.0)
-        if int(self.status[0]):
-            raise UnavailableError(f"a wait failed: {int(self.status[0]):#x}")
+        self.status.check()
         return [a.elapsed_time(b) * 1e-3 for a, b in zip(marks, marks[1:], strict=False)], logits
 
     def close(self) -> None:

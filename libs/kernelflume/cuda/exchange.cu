@@ -7,7 +7,7 @@
 // memory, so that a routing change between two steps changes data and never a graph.
 //
 // Counters only rise, and each side knows what the next value is, so none is ever reset. Every wait has a
-// deadline: a wait that fails writes a code to `status`, and all later waits of the graph give up at once.
+// deadline: a wait that fails writes a code to `status`, and all later waits give up at once.
 //
 // Compiled for one element type and head width: -DKF_DTYPE=0|1|2 (float32, float16, bfloat16) -DKF_HEAD_DIM=n.
 
@@ -40,11 +40,19 @@ enum WeightElement { kPartials = 0, kWeightCounters = 1 };
 constexpr size_t kQueryCounter = 0;
 constexpr size_t kAppendCounter = 128;
 
-enum Status : unsigned {
-  kOk = 0,
+enum Failure : unsigned {
+  kNone = 0,
   kPartialTimeout = 1,  // + node index in the upper half
   kQueryTimeout = 2,
   kAppendTimeout = 3,
+};
+
+// What went wrong first, in device memory: waiting threads look at it often, and a look at host memory crosses the
+// bus (measured: 256 waiting blocks that look there cost each layer a quarter of a millisecond).
+struct Status {
+  unsigned failure;
+  unsigned reserved;
+  unsigned* host;  // a copy for the host, written once
 };
 
 // One attention node as one lane of the weight node sees it (cuda/exchange.py: NODE_ROUTE).
@@ -91,12 +99,8 @@ __device__ __forceinline__ uint64_t now_ns() {
   return time;
 }
 
-__device__ __forceinline__ unsigned load_status(const unsigned* status) {
-  return *const_cast<const volatile unsigned*>(status);
-}
-
 // Wait until a counter reaches a value; false when it does not in time, or another wait failed before.
-__device__ bool wait_for(const uint64_t* counter, uint64_t value, uint64_t timeout_ns, unsigned* status,
+__device__ bool wait_for(const uint64_t* counter, uint64_t value, uint64_t timeout_ns, Status* status,
                          unsigned failure) {
   if (ucs_device_atomic64_read(counter) >= value) return true;
   const uint64_t started = now_ns();
@@ -104,9 +108,9 @@ __device__ bool wait_for(const uint64_t* counter, uint64_t value, uint64_t timeo
     for (int spin = 0; spin < kSpinsPerLook; ++spin) {
       if (ucs_device_atomic64_read(counter) >= value) return true;
     }
-    if (load_status(status) != kOk) return false;
+    if (__ldcg(&status->failure) != kNone) return false;
     if (now_ns() - started > timeout_ns) {
-      atomicCAS_system(status, kOk, failure);
+      if (atomicCAS(&status->failure, kNone, failure) == kNone) *const_cast<volatile unsigned*>(status->host) = failure;
       return false;
     }
   }
@@ -211,7 +215,7 @@ extern "C" __global__ void put_keys_values(const LaneRoutes* routes, ucp_device_
 // query, out: [rows, heads, head dim]; keys_values: [rows, 2, KV heads, head dim].
 extern "C" __global__ void merge_partials(const LaneRoutes* routes, const element* query, const element* keys_values,
                                           element* out, unsigned num_heads, unsigned num_kv_heads, float scale,
-                                          unsigned own, unsigned layer, uint64_t timeout_ns, unsigned* status) {
+                                          unsigned own, unsigned layer, uint64_t timeout_ns, Status* status) {
   const unsigned row = blockIdx.x;
   const unsigned head = blockIdx.y * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   const unsigned num_nodes = routes->num_nodes;
@@ -280,12 +284,12 @@ extern "C" __global__ void advance_routes(LaneRoutes* routes, unsigned num_layer
 }
 
 // Attention node: hold the stream until the queries of a layer are here.
-extern "C" __global__ void wait_queries(const LaneState* lane, unsigned layer, uint64_t timeout_ns, unsigned* status) {
+extern "C" __global__ void wait_queries(const LaneState* lane, unsigned layer, uint64_t timeout_ns, Status* status) {
   wait_for(lane->query_counter, lane->queries_before + layer + 1, timeout_ns, status, kQueryTimeout);
 }
 
 // Attention node: hold the stream until an append is here; index counts from the step's first.
-extern "C" __global__ void wait_append(const LaneState* lane, unsigned index, uint64_t timeout_ns, unsigned* status) {
+extern "C" __global__ void wait_append(const LaneState* lane, unsigned index, uint64_t timeout_ns, Status* status) {
   if (lane->num_append_rows)
     wait_for(lane->append_counter, lane->appends_before + index + 1, timeout_ns, status, kAppendTimeout);
 }

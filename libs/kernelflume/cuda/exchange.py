@@ -63,6 +63,8 @@ LANE_STATE = np.dtype(
     ]
 )
 """``LaneState``: a lane on the attention node."""
+STATUS = np.dtype([("failure", "<u4"), ("reserved", "<u4"), ("host", "<u8")])
+"""``Status``: what went wrong first, and the address of the host's copy of it."""
 
 _DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _WARP = 32
