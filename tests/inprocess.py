@@ -72,7 +72,7 @@ class LocalAttentionNode:
             transport=self.transport,
             doorbell=self.doorbell,
             pool=self.pool,
-            kernel=choose_kernel("torch", num_kv_heads=GEOMETRY.num_kv_heads),
+            kernel=choose_kernel("torch", self.pool),
             clock=clock,
         )
         self._waiter = Waiter(self.transport, self.doorbell, clock, WaitPolicy())
@@ -94,7 +94,7 @@ class LocalAttentionNode:
             partial_regions=offer.partial_regions,
             doorbell_address=offer.doorbell_address,
         )
-        connected = self.exchange.adopt(prepare_link(order, GEOMETRY, self.transport))
+        connected = self.exchange.adopt(prepare_link(order, GEOMETRY, self.transport, self.pool.device))
         return LinkAnswer(
             handshake=Handshake(node_name=self.name, geometry=GEOMETRY, transport=self.transport.kind),
             metadata=connected.metadata,
@@ -174,7 +174,9 @@ class LocalWeightNode:
         )
         self.recorder = Recorder()
         self.inbox = Inbox()
-        self.connector = Connector(self.transport, self.doorbell, GEOMETRY, max_rows=max_rows)
+        self.connector = Connector(
+            self.transport, self.doorbell, GEOMETRY, max_rows=max_rows, device=torch.device("cpu")
+        )
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from benchmarks.gpu.device import StatusWord, architecture
 
-from kernelflume.anode.gpu.graph import PARITIES, AttentionGraphs, PageTable
+from kernelflume.anode.gpu.device_pages import DevicePages
+from kernelflume.anode.gpu.graph import PARITIES, AttentionGraphs
 from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
-from kernelflume.anode.gpu.pool import DevicePool
+from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import UnavailableError
 from kernelflume.cuda.exchange import APPEND_COUNTER_OFFSET, LANE_STATE, QUERY_COUNTER_OFFSET, ExchangeKernels
 from kernelflume.transport.base import Write
@@ -51,6 +52,31 @@ class Share:
     """Keys and values come layer by layer."""
 
 
+def make_pages(
+    workload: Workload, num_pages: int, device: torch.device, *, shares_layers: bool
+) -> DevicePages:
+    """Return pages; with ``shares_layers`` one layer's serve all, so that longer contexts fit.
+
+    Attention reads them from memory all the same: they are far larger than the L2 cache.
+    """
+    geometry = workload.geometry
+    held = workload.with_(num_layers=1).geometry if shares_layers else geometry
+    pages = DevicePages(held, page_tokens=workload.page_tokens, num_pages=num_pages, device=device)
+    if shares_layers:
+        pages.geometry = geometry
+        pages.pages = pages.pages.expand(geometry.num_layers, *pages.pages.shape[1:])
+    return pages
+
+
+def fill_pages(pages: DevicePages, seed: int) -> None:
+    """Fill the pages with random keys and values."""
+    device = pages.pages.device
+    generator = torch.Generator(device).manual_seed(seed)
+    for layer in pages.pages if pages.pages.stride(0) else pages.pages[:1]:
+        for part in layer.split(4096):
+            part.copy_(torch.randn(part.shape, generator=generator, device=device, dtype=torch.bfloat16))
+
+
 class AttentionSide:
     """One attention node."""
 
@@ -67,18 +93,7 @@ class AttentionSide:
         num_pages = sum(
             -(-(tokens + 4096) // workload.page_tokens) for rows in share.tokens for tokens in rows
         )
-        page_bytes = workload.page_tokens * geometry.token_bytes
-        if shares_layers:
-            # Speed alone: one layer's pages serve all, so that contexts fit that 32 layers would not.
-            one = workload.with_(num_layers=1).geometry
-            small = DevicePool(one, page_tokens=workload.page_tokens,
-                               num_bytes=num_pages * workload.page_tokens * one.token_bytes, device=self.device)  # fmt: skip
-            small.geometry = geometry
-            small.pages = small.pages.expand(geometry.num_layers, *small.pages.shape[1:])
-            self.pool = small
-        else:
-            self.pool = DevicePool(geometry, page_tokens=workload.page_tokens, num_bytes=num_pages * page_bytes,
-                                   device=self.device)  # fmt: skip
+        self.pages = make_pages(workload, num_pages, self.device, shares_layers=shares_layers)
         self.layout = LaneLayout(geometry, max(workload.lane_rows))
         self.lanes = [DeviceLane.allocate(self.layout, self.device) for _ in workload.lane_rows]
         self.out_regions = [self._register(lane.out) for lane in self.lanes]
@@ -105,13 +120,7 @@ class AttentionSide:
 
     def fill(self, seed: int) -> None:
         """Fill the pages with random keys and values."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        layers = self.pool.pages if self.pool.pages.stride(0) else self.pool.pages[:1]
-        for layer in layers:
-            for pages in layer.split(4096):
-                pages.copy_(
-                    torch.randn(pages.shape, generator=generator, device=self.device, dtype=torch.bfloat16)
-                )
+        fill_pages(self.pages, seed)
 
     def offer(self) -> Offer:
         """Describe the lanes."""
@@ -126,7 +135,7 @@ class AttentionSide:
             LaneProgram(
                 kernels=self.kernels,
                 lane=lane,
-                pool=self.pool,
+                pages=self.pages,
                 out_view=self.transport.local_view(out),
                 lse_view=self.transport.local_view(lse),
                 status=self.status.address,
@@ -134,7 +143,7 @@ class AttentionSide:
             )
             for lane, out, lse in zip(self.lanes, self.out_regions, self.lse_regions, strict=True)
         ]
-        self.graphs = AttentionGraphs(self.programs, self.pool)
+        self.graphs = AttentionGraphs(self.programs, self.pages)
         for lane, view, tokens in zip(self.lanes, self.views, self.tokens, strict=True):
             counters = lane.counters.data_ptr()
             state = np.zeros(1, LANE_STATE)
@@ -209,7 +218,7 @@ def exchange_warm_write(transport: NixlTransport, peer: Offer, local: MemoryRegi
 
 
 def attention_main(connection: Connection, name: str, device: int) -> None:
-    """Serve orders: ("open", workload, share, shares_layers, fill), ("connect", offer), ("run", n), ("stop",)."""
+    """Orders: ("open", workload, share, shares_layers, seed), ("connect", offer), ("run", n), ("stop",)."""
     torch.cuda.set_device(device)
     torch.zeros(1, device="cuda")
     side: AttentionSide | None = None

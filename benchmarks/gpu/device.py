@@ -53,4 +53,4 @@ def copy_bandwidth(device: torch.device, num_bytes: int = 4 << 30) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return 2 * num_bytes / (sorted(times)[3] * 1e-3)
+    return 2e3 * num_bytes / float(sorted(times)[3])

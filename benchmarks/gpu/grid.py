@@ -10,6 +10,7 @@ import gc
 import json
 import statistics
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from benchmarks.gpu.device import copy_bandwidth
@@ -18,6 +19,9 @@ from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decode
 from benchmarks.gpu.workload import HEAD_CONFIGURATIONS, Workload
 
 from kernelflume.wnode.gpu.device_stage import QueryFirst
+
+if TYPE_CHECKING:
+    from kernelflume.wnode.model.decoder import Decoder
 
 STEPS, WARM = 24, 6
 
@@ -52,8 +56,14 @@ def main() -> None:
     results = []
     try:
         for num_query_heads, num_kv_heads in heads:
-            base = Workload(num_query_heads=num_query_heads, num_kv_heads=num_kv_heads, num_layers=options.layers,
-                            batch=1, context=64, num_nodes=options.nodes)  # fmt: skip
+            base = Workload(
+                num_query_heads=num_query_heads,
+                num_kv_heads=num_kv_heads,
+                num_layers=options.layers,
+                batch=1,
+                context=64,
+                num_nodes=options.nodes,
+            )
             decoder = make_decoder(base)
             for batch in map(int, options.batches.split(",")):
                 for context in map(int, options.contexts.split(",")):
@@ -72,7 +82,13 @@ def main() -> None:
             process.stop()
 
 
-def run_cell(workload: Workload, decoder, processes, modes: list[str], lanes: list[int]) -> dict:
+def run_cell(
+    workload: Workload,
+    decoder: Decoder,
+    processes: list[AttentionProcess],
+    modes: list[str],
+    lanes: list[int],
+) -> dict[str, object]:
     """Measure one cell."""
     token_ids = torch.randint(0, workload.model.vocab_size, (workload.batch,), device="cuda")
     reference = Reference(workload, decoder, shares_layers=True)
@@ -81,7 +97,10 @@ def run_cell(workload: Workload, decoder, processes, modes: list[str], lanes: li
     base_s = statistics.median(alone[WARM:])
     del reference
     release()
-    row = {"cell": workload.name, "layer_us_alone": round(base_s / workload.num_layers * 1e6, 1)}
+    row: dict[str, object] = {
+        "cell": workload.name,
+        "layer_us_alone": round(base_s / workload.num_layers * 1e6, 1),
+    }
     for mode in modes:
         for count in lanes:
             cell = workload.with_(num_lanes=count)
@@ -96,7 +115,7 @@ def run_cell(workload: Workload, decoder, processes, modes: list[str], lanes: li
             side.close()
             del side
             release()
-    print({k: v for k, v in row.items()}, flush=True)
+    print(row, flush=True)
     return row
 
 

@@ -1,6 +1,6 @@
 """Which kernels a step consists of, and how long each runs on the weight node.
 
-    python -m benchmarks.gpu.profile --heads 32:8 --batch 32 --context 16384
+python -m benchmarks.gpu.profile --heads 32:8 --batch 32 --context 16384
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import argparse
 from collections import defaultdict
 
 import torch
-from torch.profiler import ProfilerActivity, profile
-
 from benchmarks.gpu.grid import release
 from benchmarks.gpu.reference import Reference
 from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decoder
 from benchmarks.gpu.workload import Workload
+from torch.profiler import ProfilerActivity, profile
+
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 
 STEPS = 6
@@ -61,14 +61,15 @@ def show(name: str, side: Reference | WeightSide, workload: Workload) -> None:
     totals: dict[str, list[float]] = defaultdict(list)
     spans = []
     for event in recorded.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             totals[event.name[:80]].append(event.time_range.elapsed_us())
             spans.append((event.time_range.start, event.time_range.end))
     spans.sort()
     share = workload.num_layers * STEPS
     print(f"== {name}: wall {(spans[-1][1] - spans[0][0]) / share:.1f} us a layer")
     for kernel, times in sorted(totals.items(), key=lambda item: -sum(item[1])):
-        print(f"{sum(times) / share:8.2f} us a layer, {len(times) / share:5.2f} calls of {sum(times) / len(times):7.2f}  {kernel}")
+        mean_us, count = sum(times) / len(times), len(times) / share
+        print(f"{mean_us * count:8.2f} us a layer, {count:5.2f} calls of {mean_us:7.2f}  {kernel}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same step on one GPU: the same kernels in one graph, with keys, values and attention beside the weights."""
+"""The same step on one GPU: the same kernels in one graph, with KV and attention beside the weights."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
+from benchmarks.gpu.attention_side import fill_pages, make_pages
 from benchmarks.gpu.device import architecture
-from kernelflume.anode.gpu.attention import PagedDecode, allocate_workspace
-from kernelflume.anode.gpu.pool import DevicePool
+
+from kernelflume.anode.gpu.decode import PagedDecode
+from kernelflume.anode.gpu.device_kernels import allocate_workspace
+from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.cuda.exchange import LANE_STATE, ExchangeKernels
 from kernelflume.wnode.gpu.graph import StepGraphs
 from kernelflume.wnode.gpu.lane import LaneBuffers
@@ -18,6 +20,7 @@ from kernelflume.wnode.gpu.program import StepProgram
 if TYPE_CHECKING:
     from benchmarks.gpu.workload import Workload
 
+    from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.wnode.model.decoder import Decoder
 
 
@@ -26,15 +29,17 @@ class LocalStage:
 
     query_first = False
 
-    def __init__(self, lane: LaneBuffers, decode: PagedDecode, pool: DevicePool) -> None:
-        self.lane, self.decode, self.pool = lane, decode, pool
+    def __init__(self, lane: LaneBuffers, decode: PagedDecode, pages: DevicePages) -> None:
+        self.lane, self.decode, self.pages = lane, decode, pages
         rows = decode.num_rows
-        self.lse = torch.zeros(rows, pool.geometry.num_query_heads, device=lane.query.device)
+        self.lse = torch.zeros(rows, pages.geometry.num_query_heads, device=lane.query.device)
         self.slots = torch.zeros(rows, dtype=torch.int64, device=lane.query.device)
         state = np.zeros(1, LANE_STATE)
         state["num_append_rows"] = rows
         self.state = torch.from_numpy(state.view(np.uint8)).to(lane.query.device)
-        self.kernels = ExchangeKernels(pool.geometry, architecture=architecture(lane.query.device), timeout_s=1)
+        self.kernels = ExchangeKernels(
+            pages.geometry, architecture=architecture(lane.query.device), timeout_s=1
+        )
 
     def dispatch_query(self, layer: int, num_rows: int) -> None:
         """Nothing travels."""
@@ -44,12 +49,12 @@ class LocalStage:
         self.kernels.file_append(
             self.state.data_ptr(),
             appended=self.lane.keys_values.data_ptr(),
-            pool=self.pool.pages.data_ptr(),
+            pool=self.pages.pages.data_ptr(),
             slots=self.slots.data_ptr(),
             num_rows=num_rows,
             max_rows=self.lane.max_rows,
-            page_tokens=self.pool.page_tokens,
-            layer_bytes=self.pool.layer_bytes,
+            page_tokens=self.pages.page_tokens,
+            layer_bytes=self.pages.layer_bytes,
             first_layer=layer,
             num_layers=1,
             stream=int(torch.cuda.current_stream().cuda_stream),
@@ -67,37 +72,20 @@ class LocalStage:
 class Reference:
     """The whole model on one GPU."""
 
-    def __init__(
-        self, workload: Workload, decoder: Decoder, *, shares_layers: bool, seeds: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, workload: Workload, decoder: Decoder, *, shares_layers: bool) -> None:
         self.workload = workload
         device = decoder.device
         geometry = workload.geometry
         size = workload.page_tokens
         self.pages_a_row = -(-(workload.context + 4096) // size)
         num_pages = self.pages_a_row * workload.batch
-        if shares_layers:
-            one = workload.with_(num_layers=1).geometry
-            self.pool = DevicePool(
-                one, page_tokens=size, num_bytes=num_pages * size * one.token_bytes, device=device
-            )
-            self.pool.geometry = geometry
-            self.pool.pages = self.pool.pages.expand(geometry.num_layers, *self.pool.pages.shape[1:])
-        else:
-            self.pool = DevicePool(
-                geometry, page_tokens=size, num_bytes=num_pages * size * geometry.token_bytes, device=device
-            )
-        generator = torch.Generator(device).manual_seed(7)
-        for layer in self.pool.pages if self.pool.pages.stride(0) else self.pool.pages[:1]:
-            for pages in layer.split(4096):
-                pages.copy_(
-                    torch.randn(pages.shape, generator=generator, device=device, dtype=torch.bfloat16)
-                )
+        self.pages = make_pages(workload, num_pages, device, shares_layers=shares_layers)
+        fill_pages(self.pages, 7)
         self.lane = LaneBuffers.allocate(geometry, workload.batch, device)
         self.decode = PagedDecode(
-            self.pool, num_rows=workload.batch, workspace=allocate_workspace(device), max_pages=num_pages
+            self.pages, num_rows=workload.batch, workspace=allocate_workspace(device), max_pages=num_pages
         )
-        self.stage = LocalStage(self.lane, self.decode, self.pool)
+        self.stage = LocalStage(self.lane, self.decode, self.pages)
         self.graphs = StepGraphs(StepProgram(decoder, [self.lane], [self.stage]))
         self.tokens = workload.context
         self._plan()
@@ -112,7 +100,7 @@ class Reference:
         indices = (
             (np.arange(batch)[:, None] * self.pages_a_row + np.arange(pages)).reshape(-1).astype(np.int32)
         )
-        self.decode.plan(indptr, indices, np.full(batch, held - (pages - 1) * size, np.int32))
+        self.decode.plan(PageTable(indptr, indices, np.full(batch, held - (pages - 1) * size, np.int32)))
         slots = (torch.arange(batch) * self.pages_a_row + self.tokens // size) * size + self.tokens % size
         self.stage.slots.copy_(slots.pin_memory(), non_blocking=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import multiprocessing
 import time
 from typing import TYPE_CHECKING, Any
@@ -80,10 +82,8 @@ class AttentionProcess:
 
     def stop(self) -> None:
         """End the process."""
-        try:
+        with contextlib.suppress(OSError):
             self.tell("stop")
-        except OSError:
-            pass
         self._process.join(10)
         if self._process.is_alive():
             self._process.kill()
@@ -196,7 +196,7 @@ class WeightSide:
             first += rows
 
     def run(self, num_steps: int, *, keep_logits: bool = False) -> tuple[list[float], list[torch.Tensor]]:
-        """Run steps; return the time of each in seconds, and its logits [batch, vocab] if they are to be kept."""
+        """Run steps; return each one's time in seconds, and its logits [batch, vocab] if wanted."""
         for process in self.processes:
             process.tell("run", num_steps)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
@@ -211,7 +211,7 @@ class WeightSide:
         torch.cuda.synchronize()
         self.attention_host_s = max((answer[1] for answer in answers), default=0.0)
         self.status.check()
-        return [a.elapsed_time(b) * 1e-3 for a, b in zip(marks, marks[1:], strict=False)], logits
+        return [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)], logits
 
     def close(self) -> None:
         """Let the agent go."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kernelflume.anode.host_pages import HostPages
 from kernelflume.anode.kvpool import HeldSequence, KvPool
 from kernelflume.anode.pages import PageAllocator
 from kernelflume.core.errors import KvPoolExhaustedError
@@ -28,6 +29,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = KvPool(
             GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=NUM_PAGES * PAGE_TOKENS * GEOMETRY.token_bytes
         )
+        assert isinstance(self.pool.storage, HostPages)
+        self.pages = self.pool.storage
         self.sequences: dict[int, HeldSequence] = {}
         self.numbers: dict[int, list[int]] = {}
         self.last_number = 0
@@ -47,7 +50,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.last_number += num_tokens
         rows = np.zeros((2, num_tokens, 2, 2, 2), np.float32)
         rows[:] = np.array(numbers)[None, :, None, None, None]
-        self.pool.store(slots, rows.view(np.int32))
+        self.pool.store(slots, torch.from_numpy(rows))
         self.numbers.setdefault(sequence_id, []).extend(numbers)
 
     @precondition(lambda self: self.sequences)
@@ -77,7 +80,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def every_token_is_where_its_sequence_looks(self) -> None:
         for sequence_id, numbers in self.numbers.items():
-            views = [self.pool.view(extent) for extent in self.sequences[sequence_id].extents]
+            views = [self.pages.view(extent) for extent in self.sequences[sequence_id].extents]
             for layer_and_kind in range(4):
                 found = torch.cat([view[layer_and_kind] for view in views], dim=2)
                 expected = torch.tensor(numbers, dtype=torch.float32)[None, None, :, None]

@@ -43,7 +43,7 @@ class Node:
             transport=self.transport,
             doorbell=cast("Doorbell", self.doorbell),
             pool=self.pool,
-            kernel=choose_kernel("auto", num_kv_heads=geometry.num_kv_heads),
+            kernel=choose_kernel("auto", self.pool),
             clock=self.clock,
         )
 
@@ -64,7 +64,7 @@ class Node:
             doorbell_address="127.0.0.1:7",
         )
         self.exchange.replace(name)
-        connected = self.exchange.adopt(prepare_link(order, self.geometry, self.transport))
+        connected = self.exchange.adopt(prepare_link(order, self.geometry, self.transport, self.pool.device))
         node.connect("a#1", connected.metadata, connected.query_regions, connected.append_regions)
 
     def turn(self) -> None:
@@ -559,7 +559,7 @@ def test_an_unusable_doorbell_address_refuses_the_link() -> None:
         partial_regions=weight.partial_regions, doorbell_address="nowhere",
     )  # fmt: skip
     with pytest.raises(HandshakeError, match="doorbell address 'nowhere'"):
-        prepare_link(order, node.geometry, node.transport)
+        prepare_link(order, node.geometry, node.transport, node.pool.device)
 
 
 def test_a_link_that_cannot_be_prepared_leaves_nothing_registered() -> None:
@@ -570,7 +570,7 @@ def test_a_link_that_cannot_be_prepared_leaves_nothing_registered() -> None:
         partial_regions=weight.partial_regions, doorbell_address="",
     )  # fmt: skip
     with pytest.raises(HandshakeError, match="not that of w#1"):
-        prepare_link(order, node.geometry, node.transport)
+        prepare_link(order, node.geometry, node.transport, node.pool.device)
     assert node.transport._regions == {}
 
 

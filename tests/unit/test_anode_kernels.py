@@ -1,17 +1,28 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from tests.anode import GEOMETRY, with_dtypes
 
-from kernelflume.anode.kernels import AttentionKernel, Share, TorchKernel, choose_kernel
+from kernelflume.anode.host_pages import HostPages
+from kernelflume.anode.kernels import AttentionKernel, Share, TorchKernel, TorchStep, choose_kernel
 from kernelflume.anode.kvpool import KvPool
 from kernelflume.anode.selftest import check_kernel
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.tensor.partials import Partial
 from kernelflume.tensor.reference import dense_attention
 
+if TYPE_CHECKING:
+    from kernelflume.core.geometry import KvGeometry
+
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_DIM, NUM_LAYERS = 6, 2, 16, 2
+
+
+def small_pool(geometry: KvGeometry = GEOMETRY) -> KvPool:
+    """Four pages of eight tokens."""
+    return KvPool(geometry, page_tokens=8, num_bytes=4 * 8 * geometry.token_bytes)
 
 
 def views(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -29,14 +40,14 @@ def test_ragged_and_scattered_rows_equal_the_oracle(dtype: torch.dtype, toleranc
     sequences = [(1, [1]), (1, [700]), (5, [64, 1, 40]), (40, [33]), (2, []), (1, [3, 600])]
     num_rows = sum(rows for rows, _ in sequences)
     queries = torch.empty(num_rows, NUM_QUERY_HEADS, HEAD_DIM, dtype=dtype)
-    shares, held = [], []
-    for rows, lengths in sequences:
+    held_views, held = [], []
+    for _, lengths in sequences:
         shape = (2, NUM_LAYERS, NUM_KV_HEADS, sum(lengths), HEAD_DIM)
         key, value = torch.randn(shape, generator=generator).to(dtype)
         extents = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
-        shares.append(Share(rows, tuple(views(*extent) for extent in extents if lengths)))
+        held_views.append([views(*extent) for extent in extents if lengths])
         held.append((key, value))
-    step = TorchKernel(NUM_KV_HEADS).plan(queries, shares)
+    step = TorchStep(queries, [rows for rows, _ in sequences], held_views, NUM_KV_HEADS)
     for layer in range(NUM_LAYERS):
         queries.copy_(torch.randn(queries.shape, generator=generator))
         into = Partial(torch.full_like(queries, torch.nan), torch.full(queries.shape[:2], torch.nan))
@@ -58,7 +69,7 @@ def test_any_grouping_of_heads(num_kv_heads: int) -> None:
     queries = torch.randn(3, NUM_QUERY_HEADS, HEAD_DIM, generator=generator)
     key, value = torch.randn(2, 1, num_kv_heads, 9, HEAD_DIM, generator=generator)
     into = Partial(torch.empty_like(queries), torch.empty(queries.shape[:2]))
-    TorchKernel(num_kv_heads).plan(queries, [Share(3, (views(key, value),))]).run(0, into)
+    TorchStep(queries, [3], [[views(key, value)]], num_kv_heads).run(0, into)
     expected = dense_attention(queries, key[0].transpose(0, 1), value[0].transpose(0, 1))
     torch.testing.assert_close(into.out.double(), expected.out, rtol=0, atol=1e-5)
     torch.testing.assert_close(into.lse.double(), expected.lse, rtol=0, atol=1e-5)
@@ -66,34 +77,35 @@ def test_any_grouping_of_heads(num_kv_heads: int) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "torch"])
 def test_a_kernel_that_runs_here_is_chosen(name: str) -> None:
-    assert isinstance(choose_kernel(name, num_kv_heads=2), TorchKernel)
+    assert isinstance(choose_kernel(name, small_pool()), TorchKernel)
 
 
 def test_flashinfer_is_refused_with_what_it_needs() -> None:
     with pytest.raises(ConfigurationError, match="GPU memory"):
-        choose_kernel("flashinfer", num_kv_heads=2)
+        choose_kernel("flashinfer", small_pool())
 
 
 def test_an_unknown_kernel_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'fast' is not one of auto, torch, flashinfer"):
-        choose_kernel("fast", num_kv_heads=2)
+        choose_kernel("fast", small_pool())
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "float16")])
 def test_the_self_test_passes_and_leaves_the_pool_empty(dtypes: tuple[str, str]) -> None:
     geometry = with_dtypes(*dtypes)
-    pool = KvPool(geometry, page_tokens=8, num_bytes=4 * 8 * geometry.token_bytes)
-    check_kernel(TorchKernel(geometry.num_kv_heads), pool)
+    pool = small_pool(geometry)
+    check_kernel(choose_kernel("torch", pool), pool)
     assert pool.num_tokens == 0
     assert pool.allocator.num_free == 4
-    assert not pool.bits.any()
+    assert isinstance(pool.storage, HostPages)
+    assert not pool.storage.bits.any()
 
 
 @pytest.mark.parametrize("wrong", [1.01, float("nan")])
 def test_the_self_test_finds_a_kernel_that_computes_something_else(wrong: float) -> None:
     class WrongStep:
         def __init__(self, queries: torch.Tensor, shares: list[Share]) -> None:
-            self.right = TorchKernel(GEOMETRY.num_kv_heads).plan(queries, shares)
+            self.right = choose_kernel("torch", pool).plan(queries, shares)
 
         def run(self, layer: int, into: Partial) -> None:
             self.right.run(layer, into)
@@ -104,7 +116,7 @@ def test_the_self_test_finds_a_kernel_that_computes_something_else(wrong: float)
             assert isinstance(shares, list)
             return WrongStep(queries, shares)
 
-    pool = KvPool(GEOMETRY, page_tokens=8, num_bytes=4 * 8 * GEOMETRY.token_bytes)
+    pool = small_pool()
     with pytest.raises(UnavailableError, match="self-test: attention differs"):
         check_kernel(WrongKernel(), pool)
 

@@ -114,8 +114,8 @@ class RowTables:
 class ExchangeKernels:
     """The kernels for one model's geometry, loaded into the current context.
 
-    Every method launches one kernel on a stream; addresses are device addresses, ``view`` arguments are memory
-    views of ``transport.nixl``. Shapes stand with the kernels.
+    Every method launches one kernel on a stream; addresses are device addresses, ``view`` arguments are
+    memory views of ``transport.nixl``. Shapes stand with the kernels.
     """
 
     def __init__(self, geometry: KvGeometry, *, architecture: str, timeout_s: float) -> None:

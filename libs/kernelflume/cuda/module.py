@@ -25,7 +25,7 @@ class CudaModule:
             UnavailableError: the driver refuses the image.
         """
         try:
-            from cuda.bindings import driver
+            from cuda.bindings import driver  # noqa: PLC0415 - optional dependency, named in the error
         except ImportError as error:
             raise ConfigurationError(
                 "device path: cuda-bindings is missing; install kernelflume[gpu], or use path=host"

@@ -65,6 +65,14 @@ class Transport(Protocol):
         """Make a contiguous array usable on both ends of writes; it must outlive the transport."""
         ...
 
+    def register_device(self, address: int, num_bytes: int, device: int) -> MemoryRegion:
+        """Do the same for memory of a GPU.
+
+        Raises:
+            UnavailableError: this transport reaches host memory alone.
+        """
+        ...
+
     def deregister(self, region: MemoryRegion) -> None:
         """Undo ``register`` after every peer that could write there was disconnected or drained."""
         ...

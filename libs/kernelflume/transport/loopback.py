@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelflume.core.errors import HandshakeError, LifecycleError, PeerLostError
+from kernelflume.core.errors import HandshakeError, LifecycleError, PeerLostError, UnavailableError
 from kernelflume.core.regions import MemoryRegion
 from kernelflume.transport.base import Notice, Write, WritePlan
 
@@ -57,6 +57,12 @@ class LoopbackTransport:
         region = MemoryRegion(memory.ctypes.data, memory.nbytes)
         self._regions[region.address] = region
         return region
+
+    def register_device(self, address: int, num_bytes: int, device: int) -> MemoryRegion:
+        """Refuse: the twin copies between arrays."""
+        raise UnavailableError(
+            f"loopback reaches no GPU: {num_bytes} bytes at {address:#x} of device {device}"
+        )
 
     def deregister(self, region: MemoryRegion) -> None:
         """Forget an array."""

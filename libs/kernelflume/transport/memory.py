@@ -1,11 +1,17 @@
-"""Host memory that is fit for registration: page-aligned, its own mapping, and faulted in."""
+"""Memory that is fit for registration: host memory page-aligned and faulted in, or device memory."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from kernelflume.core.regions import MemoryRegion
+    from kernelflume.transport.base import Transport
 
 
 def allocate(num_bytes: int) -> np.ndarray:
@@ -22,3 +28,26 @@ def allocate(num_bytes: int) -> np.ndarray:
     array = np.frombuffer(memory, np.uint8, num_bytes)
     array.fill(0)
     return array
+
+
+def allocate_on(device: torch.device, num_bytes: int) -> torch.Tensor:
+    """Return [num_bytes] uint8 of zeroed memory on a device; host memory as ``allocate`` makes it."""
+    if device.type == "cpu":
+        return torch.from_numpy(allocate(num_bytes))
+    memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    settle(device)  # a peer's write is in no stream, and must come after the zeros
+    return memory
+
+
+def register(transport: Transport, memory: torch.Tensor) -> MemoryRegion:
+    """Register a contiguous tensor where it lies."""
+    if memory.device.type == "cpu":
+        return transport.register(memory.view(torch.uint8).numpy())
+    num_bytes = memory.numel() * memory.element_size()
+    return transport.register_device(memory.data_ptr(), num_bytes, memory.device.index)
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what this thread enqueued on a device: before a peer is told, or memory is reused."""
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()

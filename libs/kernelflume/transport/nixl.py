@@ -67,6 +67,7 @@ class NixlTransport:
         name: str,
         *,
         error_handling: str = "peer",
+        memory: str = "DRAM",
         on_sent: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Create the agent.
@@ -74,6 +75,7 @@ class NixlTransport:
         Args:
             name: the agent's name; contains an incarnation, since notices are keyed by name alone.
             error_handling: one of ``ERROR_HANDLING_MODES``; both ends must use the same.
+            memory: DRAM or VRAM, where keys and values travel between; both ends must use the same.
             on_sent: called with the peer when a notice left later than its post, from the thread that polls:
                 a peer that sleeps by then must be woken again.
 
@@ -95,7 +97,7 @@ class NixlTransport:
                 f"the nixl transport needs `pip install 'kernelflume[node]'`: {error}"
             ) from error
         self.name = name
-        self.kind = f"nixl {version('nixl-cu13')} ucx errors={error_handling}"
+        self.kind = f"nixl {version('nixl-cu13')} ucx errors={error_handling} memory={memory}"
         self._agent = nixl_agent(
             name,
             nixl_agent_config(

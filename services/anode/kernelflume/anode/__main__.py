@@ -140,6 +140,7 @@ def worker_config(settings: AttentionNodeSettings, name: str) -> WorkerConfig:
         memory_bytes=settings.memory,
         page_tokens=settings.page_tokens,
         num_threads=settings.threads or max(1, num_cores // 2),
+        device=settings.device,
         kernel=settings.kernel,
         transport_error_handling=settings.transport_error_handling,
         doorbell_host=settings.doorbell_host,

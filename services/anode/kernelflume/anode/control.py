@@ -21,6 +21,7 @@ class WorkerConfig:
     memory_bytes: int
     page_tokens: int
     num_threads: int
+    device: str
     kernel: str
     transport_error_handling: str
     doorbell_host: str

@@ -13,9 +13,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from kernelflume.anode.control import Connected, WorkerStatistics
 from kernelflume.anode.kernels import Share
+from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import NUM_STAGING
 from kernelflume.anode.scan_meter import ScanMeter
 from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError, LifecycleError, PeerLostError
@@ -24,6 +26,7 @@ from kernelflume.runtime.clock import Deadline
 from kernelflume.tensor.partials import Partial
 from kernelflume.transport import wire
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS
+from kernelflume.transport.memory import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -213,6 +216,7 @@ class Exchange:
         into = buffers.partial(lane.staging, bucket)
         started_at_s = self._clock.now()
         lane.attention.run(query.layer, Partial(into.out[: query.num_rows], into.lse[: query.num_rows]))
+        settle(self._pool.device)
         if lane.scan_bytes:
             self._scans.note(lane.scan_bytes, started_at_s=started_at_s, ended_at_s=self._clock.now())
         self._queries_served += 1
@@ -230,8 +234,7 @@ class Exchange:
                     link.weight_node, num_held, sequence_id, step, num_tokens,
                 )  # fmt: skip
                 return None
-            extents = sequence.extents if sequence is not None else ()
-            shares.append(Share(num_rows, tuple(self._pool.view(extent) for extent in extents)))
+            shares.append(Share(num_rows, sequence if sequence is not None else HeldSequence()))
         num_rows = sum(share.num_rows for share in shares)
         return self._kernel.plan(link.buffers[index].queries[:num_rows], shares)
 
@@ -266,8 +269,9 @@ class Exchange:
         if kept:
             slots = np.concatenate([slots for slots, _ in kept])
             if len(slots) < append.num_rows:
-                rows = rows[:, np.concatenate([rows_of for _, rows_of in kept])]
+                rows = rows[:, torch.from_numpy(np.concatenate([rows_of for _, rows_of in kept]))]
             self._pool.store(slots, rows)
+            settle(self._pool.device)
             self._tokens_appended += len(slots)
         answer = wire.Appended(
             append.lane, append.slot, append.counter, self._pool.allocator.num_free, tuple(failed)

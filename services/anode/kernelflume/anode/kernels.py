@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from kernelflume.anode.gpu.device_kernels import choose_device_kernel
+from kernelflume.anode.host_pages import HostPages
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.tensor.partials import Partial, merge_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from kernelflume.anode.kvpool import HeldSequence, KvPool
 
 KERNEL_NAMES = ("auto", "torch", "flashinfer")
 
@@ -24,9 +28,7 @@ class Share:
     """Consecutive rows of one sequence, and the keys and values that they attend to."""
 
     num_rows: int
-    extents: tuple[tuple[torch.Tensor, ...], ...]
-    """For each extent a view a layer and kind: the key of layer l at 2 l, the value at 2 l + 1, each
-    [1, num_kv_heads, num_tokens, head_dim]."""
+    sequence: HeldSequence
 
 
 class StepAttention(Protocol):
@@ -53,28 +55,32 @@ class AttentionKernel(Protocol):
         ...
 
 
-def choose_kernel(name: str, *, num_kv_heads: int) -> AttentionKernel:
-    """Return the kernel that a setting names, for models with so many KV heads.
+def choose_kernel(name: str, pool: KvPool) -> AttentionKernel:
+    """Return the kernel that a setting names, for a pool.
 
     Raises:
         ConfigurationError: the kernel cannot run here.
     """
     if name not in KERNEL_NAMES:
         raise ConfigurationError(f"kernel: {name!r} is not one of {', '.join(KERNEL_NAMES)}")
-    if name == "flashinfer":
-        raise ConfigurationError("kernel: flashinfer attends in GPU memory; this node's pool is host memory")
-    return TorchKernel(num_kv_heads)
+    if isinstance(pool.storage, HostPages):
+        if name == "flashinfer":
+            raise ConfigurationError("kernel: flashinfer attends in GPU memory; set device=cuda")
+        return TorchKernel(pool.storage, pool.geometry.num_kv_heads)
+    return choose_device_kernel(name, pool.storage)
 
 
 class TorchKernel:
     """torch's fused CPU attention, one call a sequence and extent."""
 
-    def __init__(self, num_kv_heads: int) -> None:
+    def __init__(self, pages: HostPages, num_kv_heads: int) -> None:
+        self._pages = pages
         self._num_kv_heads = num_kv_heads
 
     def plan(self, queries: torch.Tensor, shares: Sequence[Share]) -> TorchStep:
         """Prepare a step; see ``AttentionKernel.plan``."""
-        return TorchStep(queries, shares, self._num_kv_heads)
+        views = [tuple(self._pages.view(extent) for extent in share.sequence.extents) for share in shares]
+        return TorchStep(queries, [share.num_rows for share in shares], views, self._num_kv_heads)
 
 
 class TorchStep:
@@ -84,12 +90,19 @@ class TorchStep:
     [1, num_kv_heads, num_rows * group, head_dim].
     """
 
-    def __init__(self, queries: torch.Tensor, shares: Sequence[Share], num_kv_heads: int) -> None:
+    def __init__(
+        self,
+        queries: torch.Tensor,
+        row_counts: Sequence[int],
+        views: Sequence[Sequence[tuple[torch.Tensor, ...]]],
+        num_kv_heads: int,
+    ) -> None:
+        """Take the rows of each sequence, and ``HostPages.view`` of each of its extents."""
         num_rows, num_query_heads, head_dim = queries.shape
         self._heads_shape = (num_rows, num_kv_heads, num_query_heads // num_kv_heads)
         heads = queries.view(*self._heads_shape, head_dim)
-        split = heads.split_with_sizes([share.num_rows for share in shares])
-        self._rows = [_Rows(rows, share.extents) for rows, share in zip(split, shares, strict=True)]
+        split = heads.split_with_sizes(list(row_counts))
+        self._rows = [_Rows(rows, extents) for rows, extents in zip(split, views, strict=True)]
 
     def run(self, layer: int, into: Partial) -> None:
         """Attend one layer's queries."""

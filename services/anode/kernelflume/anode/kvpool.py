@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from kernelflume.anode.gpu.device_pages import DevicePages
+from kernelflume.anode.host_pages import HostPages
 from kernelflume.anode.pages import PageAllocator
 from kernelflume.anode.ranges import HeldRanges
 from kernelflume.core.errors import ConfigurationError, KvPoolExhaustedError
-from kernelflume.core.geometry import DTYPE_BYTES
-from kernelflume.transport.memory import allocate
 
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
@@ -39,20 +39,22 @@ class HeldSequence:
         return self.held.num_tokens
 
 
+_HOST = torch.device("cpu")
+
+
 class KvPool:
-    """Pages of ``page_tokens`` slots in one array, so laid out that a head's tokens follow each other.
+    """Pages of ``page_tokens`` slots, and who owns them. Owned by the step loop's thread."""
 
-    ``bits``: [num_layers, 2, num_kv_heads, num_slots, head_dim], index 1 telling keys from values. Owned by
-    the step loop's thread.
-    """
-
-    def __init__(self, geometry: KvGeometry, *, page_tokens: int, num_bytes: int) -> None:
-        """Reserve the memory and fault it in, which takes about a second for 4 GiB.
+    def __init__(
+        self, geometry: KvGeometry, *, page_tokens: int, num_bytes: int, device: torch.device = _HOST
+    ) -> None:
+        """Reserve the memory and fault it in, which takes about a second for 4 GiB of host memory.
 
         Args:
             geometry: shape of the model's keys and values.
             page_tokens: slots a page.
             num_bytes: upper bound of the pool's size.
+            device: where the pages lie.
 
         Raises:
             ConfigurationError: not one page fits.
@@ -66,14 +68,15 @@ class KvPool:
         self.geometry = geometry
         self.page_tokens = page_tokens
         self.num_bytes = num_pages * page_bytes
+        self.device = device
         self.allocator = PageAllocator(num_pages)
         self.num_tokens = 0
         """Tokens held, over all sequences."""
-        shape = (geometry.num_layers, 2, geometry.num_kv_heads, num_pages * page_tokens, geometry.head_dim)
-        self.bits = allocate(self.num_bytes).view(bits_dtype(geometry)).reshape(shape)
-        dtype = getattr(torch, geometry.kv_dtype)
-        # Layer and kind in one dimension: [num_layers * 2, 1, num_kv_heads, num_slots, head_dim]
-        self._layers = torch.from_numpy(self.bits).view(dtype).view(-1, 1, *shape[2:])
+        self.storage: HostPages | DevicePages = (
+            HostPages(geometry, num_slots=num_pages * page_tokens)
+            if device.type == "cpu"
+            else DevicePages(geometry, page_tokens=page_tokens, num_pages=num_pages, device=device)
+        )
 
     @property
     def capacity_tokens(self) -> int:
@@ -107,27 +110,20 @@ class KvPool:
         self._extend(sequence.extents, slots)
         return slots
 
-    def store(self, slots: np.ndarray, rows: np.ndarray) -> None:
+    def store(self, slots: np.ndarray, rows: torch.Tensor) -> None:
         """Write keys and values.
 
         Args:
             slots: [num_tokens] int64
-            rows: [num_layers, num_tokens, 2, num_kv_heads, head_dim], bits of the pool's dtype
+            rows: [num_layers, num_tokens, 2, num_kv_heads, head_dim] of the pool's dtype and device.
         """
-        self.bits[:, :, :, slots] = rows.transpose(0, 2, 3, 1, 4)
+        self.storage.store(slots, rows)
 
     def release(self, sequence: HeldSequence) -> None:
         """Take back every page of a sequence that nobody refers to any more."""
         self.allocator.free(sequence.pages)
         self.num_tokens -= sequence.num_tokens
         sequence.pages, sequence.extents, sequence.held = [], [], HeldRanges()
-
-    def view(self, extent: Extent) -> tuple[torch.Tensor, ...]:
-        """Return keys and values of all layers, no copy: key of layer l at 2 l, value at 2 l + 1.
-
-        Each is [1, num_kv_heads, num_tokens, head_dim].
-        """
-        return self._layers.narrow(3, extent.slot, extent.num_tokens).unbind(0)
 
     @staticmethod
     def _extend(extents: list[Extent], slots: np.ndarray) -> None:
@@ -138,8 +134,3 @@ class KvPool:
                 extents[-1] = Extent(extents[-1].slot, extents[-1].num_tokens + len(run))
             else:
                 extents.append(Extent(first, len(run)))
-
-
-def bits_dtype(geometry: KvGeometry) -> np.dtype[np.signedinteger[Any]]:
-    """Return the integer that carries an element's bits: numpy has no bfloat16, and a copy needs none."""
-    return np.dtype(f"i{DTYPE_BYTES[geometry.kv_dtype]}")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from kernelflume.anode.kvpool import bits_dtype
 from kernelflume.tensor.partials import Partial
 from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS
-from kernelflume.transport.memory import allocate
+from kernelflume.transport.memory import allocate_on, register
 
 if TYPE_CHECKING:
     from kernelflume.anode.kernels import StepAttention
@@ -27,18 +25,18 @@ NUM_STAGING = 2
 class LaneBuffers:
     """Memory of one lane. The first two regions are the weight node's to write, the staging is ours."""
 
-    def __init__(self, layout: LaneLayout, transport: Transport) -> None:
+    def __init__(self, layout: LaneLayout, transport: Transport, device: torch.device) -> None:
         """Fault the memory in and register it; may run beside the step loop."""
         geometry = layout.geometry
         self._layout = layout
-        self.queries_memory = allocate(layout.query_region_bytes)
-        self.appends_memory = allocate(layout.append_region_bytes)
-        self.staging_memory = allocate(NUM_STAGING * layout.partial_region_bytes)
-        self.query_region = transport.register(self.queries_memory)
-        self.append_region = transport.register(self.appends_memory)
-        self.staging_region = transport.register(self.staging_memory)
+        self.queries_memory = allocate_on(device, layout.query_region_bytes)
+        self.appends_memory = allocate_on(device, layout.append_region_bytes)
+        self.staging_memory = allocate_on(device, NUM_STAGING * layout.partial_region_bytes)
+        self.query_region = register(transport, self.queries_memory)
+        self.append_region = register(transport, self.appends_memory)
+        self.staging_region = register(transport, self.staging_memory)
         shape = (layout.max_rows, geometry.num_query_heads, geometry.head_dim)
-        self.queries = as_tensor(self.queries_memory, geometry.dtype).view(shape)
+        self.queries = self.queries_memory.view(getattr(torch, geometry.dtype)).view(shape)
         self._partials = [
             self._partial_at(slot, rows) for slot in range(NUM_STAGING) for rows in layout.buckets
         ]
@@ -52,14 +50,14 @@ class LaneBuffers:
         """Return the staging memory of a partial of a bucket's rows."""
         return self._partials[staging * len(self._layout.buckets) + bucket_index]
 
-    def append_rows(self, slot: int, num_rows: int) -> np.ndarray:
-        """Return [num_layers, num_rows, 2, num_kv_heads, head_dim], bits, of an append slot."""
+    def append_rows(self, slot: int, num_rows: int) -> torch.Tensor:
+        """Return [num_layers, num_rows, 2, num_kv_heads, head_dim] of an append slot."""
         geometry = self._layout.geometry
         rows = self._layout.buckets[self._layout.bucket_index(num_rows)]
         start = slot * self._layout.append_slot_bytes
-        bits = self.appends_memory[start : start + self._layout.append_bytes(rows)]
+        memory = self.appends_memory[start : start + self._layout.append_bytes(rows)]
         shape = (geometry.num_layers, rows, 2, geometry.num_kv_heads, geometry.head_dim)
-        return bits.view(bits_dtype(geometry)).reshape(shape)[:, :num_rows]
+        return memory.view(getattr(torch, geometry.kv_dtype)).view(shape)[:, :num_rows]
 
     def partial_writes(self, remote: MemoryRegion) -> list[Write]:
         """Return the writes of each staging's buckets, at index staging * num_buckets + bucket index."""
@@ -85,8 +83,8 @@ class LaneBuffers:
         start = staging * self._layout.partial_region_bytes
         middle = start + self._layout.lse_offset(rows)
         end = start + self._layout.partial_bytes(rows)
-        out = as_tensor(self.staging_memory[start:middle], geometry.dtype)
-        lse = torch.from_numpy(self.staging_memory[middle:end].view(np.float32))
+        out = self.staging_memory[start:middle].view(getattr(torch, geometry.dtype))
+        lse = self.staging_memory[middle:end].view(torch.float32)
         return Partial(
             out.view(rows, geometry.num_query_heads, geometry.head_dim),
             lse.view(rows, geometry.num_query_heads),
@@ -138,8 +136,3 @@ def num_lane_bytes(layout: LaneLayout) -> int:
         + NUM_APPEND_SLOTS * layout.append_slot_bytes
         + NUM_STAGING * layout.partial_region_bytes
     )
-
-
-def as_tensor(memory: np.ndarray, dtype: str) -> torch.Tensor:
-    """View [num_bytes] uint8 as a tensor of a named dtype, which numpy may not know."""
-    return torch.from_numpy(memory).view(getattr(torch, dtype))

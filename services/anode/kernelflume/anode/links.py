@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 
 from kernelflume.anode.control import LinkStatistics
 from kernelflume.anode.kvpool import HeldSequence
@@ -85,7 +86,9 @@ class Link:
         )
 
 
-def prepare_link(order: ConnectOrder, geometry: KvGeometry, transport: Transport) -> Link:
+def prepare_link(
+    order: ConnectOrder, geometry: KvGeometry, transport: Transport, device: torch.device
+) -> Link:
     """Allocate and register lanes, connect, and prepare every write. May run beside the step loop.
 
     Raises:
@@ -94,13 +97,13 @@ def prepare_link(order: ConnectOrder, geometry: KvGeometry, transport: Transport
     """
     layout = LaneLayout(geometry, order.max_rows)
     needed = order.num_lanes * num_lane_bytes(layout)
-    available = psutil.virtual_memory().available
+    available = _available_bytes(device)
     if needed > available:
         raise UnavailableError(
             f"{order.num_lanes} lanes of {order.max_rows} rows take {needed} bytes; {available} are available"
         )
     bell = _resolve(order.doorbell_address)
-    buffers = [LaneBuffers(layout, transport) for _ in range(order.num_lanes)]
+    buffers = [LaneBuffers(layout, transport, device) for _ in range(order.num_lanes)]
     try:
         transport.connect(order.weight_node, order.metadata)
         plans = [
@@ -115,6 +118,12 @@ def prepare_link(order: ConnectOrder, geometry: KvGeometry, transport: Transport
             raise UnavailableError(str(error)) from error
         raise
     return Link(order.weight_node, layout, buffers, plans, bell)
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return psutil.virtual_memory().available
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _resolve(address: str) -> str | None:

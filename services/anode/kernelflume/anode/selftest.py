@@ -28,25 +28,23 @@ def check_kernel(kernel: AttentionKernel, pool: KvPool) -> None:
     Raises:
         UnavailableError: the kernel's results are wrong on this machine.
     """
-    geometry = pool.geometry
+    geometry, device = pool.geometry, pool.device
     num_tokens = min(pool.capacity_tokens, pool.page_tokens + 1)
     generator = torch.Generator().manual_seed(0)
-    dtype = getattr(torch, geometry.dtype)
-    queries = torch.randn(
-        _NUM_ROWS, geometry.num_query_heads, geometry.head_dim, generator=generator
-    ).to(dtype)  # fmt: skip
+    dtype, kv_dtype = getattr(torch, geometry.dtype), getattr(torch, geometry.kv_dtype)
+    queries = torch.randn(_NUM_ROWS, geometry.num_query_heads, geometry.head_dim, generator=generator)
+    queries = queries.to(device, dtype)
     sequence = HeldSequence()
-    pool.append(sequence, 0, num_tokens)
-    views = pool.view(sequence.extents[0])
+    slots = pool.append(sequence, 0, num_tokens)
+    shape = (geometry.num_layers, num_tokens, 2, geometry.num_kv_heads, geometry.head_dim)
+    rows = torch.randn(shape, generator=generator).to(device, kv_dtype)
+    pool.store(slots, rows)
+    into = Partial(torch.empty_like(queries), torch.empty(_NUM_ROWS, geometry.num_query_heads, device=device))
     last = geometry.num_layers - 1
-    key, value = views[2 * last], views[2 * last + 1]
-    key.copy_(torch.randn(key.shape, generator=generator))
-    value.copy_(torch.randn(value.shape, generator=generator))
-    into = Partial(torch.empty_like(queries), torch.empty(_NUM_ROWS, geometry.num_query_heads))
-    kernel.plan(queries, [Share(_NUM_ROWS, (views,))]).run(last, into)
-    expected = dense_attention(queries, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    key.zero_()
-    value.zero_()
+    kernel.plan(queries, [Share(_NUM_ROWS, sequence)]).run(last, into)
+    key, value = rows[last].to(torch.float32).unbind(1)
+    expected = dense_attention(queries.float(), key, value)
+    pool.store(slots, torch.zeros_like(rows))
     pool.release(sequence)
     differences = torch.cat([(into.out - expected.out).flatten(), (into.lse - expected.lse).flatten()])
     error = differences.abs().max().item()

@@ -45,9 +45,11 @@ class AttentionNodeSettings(ServiceSettings):
     """Tokens a page: smaller ones waste less of a sequence's last page, larger ones scatter it less."""
     threads: int = Field(default=0, ge=0)
     """Threads of the attention kernel; 0 takes half of the cores, as a weight node usually runs beside."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where the KV pool lies and is attended to; the weight nodes need the same kind."""
     kernel: str = Field(default="auto", pattern="^(auto|torch|flashinfer)$")
-    """Attention kernel; auto takes the best that runs here. flashinfer needs a pool in GPU memory, which is
-    not there yet."""
+    """Attention kernel; auto takes the best that runs here: on a GPU FlashInfer, if it is installed and knows
+    the number format."""
     transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
     """`peer` notices a dead weight node at the next post; `none` is faster on one host, where a dead process
     is noticed by its closed doorbell; of a dead host only its lease tells. All nodes need the same."""

@@ -35,6 +35,7 @@ from kernelflume.core.errors import KernelFlumeError, UnavailableError
 from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.runtime.logging import configure
 from kernelflume.runtime.tether import tether_to_parent
+from kernelflume.tensor.device import choose_device, memory_kind
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.transport.waiter import Waiter
@@ -112,7 +113,9 @@ class Worker:
         if isinstance(call.order, ConnectOrder):
             # The old link must be gone before its peer is connected anew: no plan of it may be posted then.
             self._exchange.replace(call.order.weight_node)
-            future = self._preparer.submit(prepare_link, call.order, self._pool.geometry, self._transport)
+            future = self._preparer.submit(
+                prepare_link, call.order, self._pool.geometry, self._transport, self._pool.device
+            )
             bell = parse_address(self._doorbell.address)
             future.add_done_callback(lambda _: self._doorbell.ring(bell))
             self._preparing[call.call_id] = future
@@ -153,13 +156,19 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
         KernelFlumeError: a setting is at fault, or the self-test failed.
     """
     clock = MonotonicClock()
+    device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
-    kernel: AttentionKernel = choose_kernel(config.kernel, num_kv_heads=config.geometry.num_kv_heads)
     doorbell = Doorbell(config.doorbell_host)
     transport = NixlTransport(
-        config.node_name, error_handling=config.transport_error_handling, on_sent=doorbell.ring_peer
+        config.node_name,
+        error_handling=config.transport_error_handling,
+        memory=memory_kind(device),
+        on_sent=doorbell.ring_peer,
     )
-    pool = KvPool(config.geometry, page_tokens=config.page_tokens, num_bytes=config.memory_bytes)
+    pool = KvPool(
+        config.geometry, page_tokens=config.page_tokens, num_bytes=config.memory_bytes, device=device
+    )
+    kernel: AttentionKernel = choose_kernel(config.kernel, pool)
     check_kernel(kernel, pool)
     exchange = Exchange(transport=transport, doorbell=doorbell, pool=pool, kernel=kernel, clock=clock)
     worker = Worker(

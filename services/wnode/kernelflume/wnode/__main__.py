@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.core.geometry import DTYPE_BYTES
 from kernelflume.core.names import node_name
 from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
@@ -46,7 +47,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         UnavailableError: the engine ended.
     """
     checkpoint = await asyncio.to_thread(resolve, settings.model)
-    dtype = "float32" if settings.dtype == "auto" else settings.dtype
+    dtype = _dtype(settings, checkpoint.config)
     geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
@@ -96,6 +97,12 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         await engine.stop()
         await store.close()
         await asyncio.to_thread(tracer.close, TRACES_GRACE_S)
+
+
+def _dtype(settings: WeightNodeSettings, config: ModelConfig) -> str:
+    if settings.dtype != "auto":
+        return settings.dtype
+    return "float32" if settings.device == "cpu" or config.dtype not in DTYPE_BYTES else config.dtype
 
 
 def _max_model_len(settings: WeightNodeSettings, config: ModelConfig) -> int:

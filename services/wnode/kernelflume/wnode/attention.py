@@ -65,11 +65,32 @@ class SelfAttention:
         return heads if self._group == 1 else heads.repeat_interleave(self._group, dim=1)
 
     def _attend_chunk(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Partial:
-        heads_first = (
+        queries, keys, values = (
             tensor.transpose(0, 1).unsqueeze(0)  # [1, heads, rows, head_dim]
             for tensor in (query, self._expand(key), self._expand(value))
         )
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - the only CPU kernel that returns lse
-            *heads_first, 0.0, True, scale=self._scale
-        )
+        out, lse = _causal_attention(queries, keys, values, self._scale)
         return Partial(out[0].transpose(0, 1).contiguous(), lse[0].transpose(0, 1).contiguous())
+
+
+def _causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output and lse of [1, heads, rows, head_dim] tensors by the fused kernel of where they lie."""
+    if query.device.type == "cpu":
+        out, lse = _FLASH_ON_CPU(query, key, value, 0.0, True, scale=scale)
+        return out, lse
+    if query.dtype in (torch.bfloat16, torch.float16):
+        out, lse, *_ = _FLASH(query, key, value, 0.0, True, False, scale=scale)
+        return out, lse
+    # No fused kernel computes float32 at full precision and tells the lse; a chunk's scores are small.
+    scores = query @ key.transpose(-1, -2) * scale
+    rows = query.shape[-2]
+    future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
+    lse = scores.masked_fill_(future, -torch.inf).logsumexp(-1)
+    return (scores - lse.unsqueeze(-1)).exp_() @ value, lse
+
+
+# The public forms of these return no lse.
+_FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default  # noqa: SLF001

@@ -15,6 +15,8 @@ from kernelflume.wnode.link import NUM_LANES, Link, LinkBuffers
 from kernelflume.wnode.messages import LinkFailed, LinkOffer
 
 if TYPE_CHECKING:
+    import torch
+
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.transport.base import Transport
     from kernelflume.transport.doorbell import Doorbell
@@ -25,10 +27,17 @@ class Connector:
     """Opens and completes links; owned by the command thread."""
 
     def __init__(
-        self, transport: Transport, doorbell: Doorbell, geometry: KvGeometry, *, max_rows: int
+        self,
+        transport: Transport,
+        doorbell: Doorbell,
+        geometry: KvGeometry,
+        *,
+        max_rows: int,
+        device: torch.device,
     ) -> None:
         self._transport = transport
         self._doorbell = doorbell
+        self._device = device
         self._layout = LaneLayout(geometry, max_rows)
         self._handshake = Handshake(node_name=transport.name, geometry=geometry, transport=transport.kind)
         self._opened: dict[str, Link] = {}
@@ -36,7 +45,7 @@ class Connector:
     def open(self, node_name: str) -> LinkOffer | LinkFailed:
         """Allocate this side of a link and describe it."""
         try:
-            buffers = LinkBuffers.create(self._layout, self._transport)
+            buffers = LinkBuffers.create(self._layout, self._transport, self._device)
         except (MemoryError, OSError, KernelFlumeError) as error:
             return LinkFailed(node_name, f"buffers of {self._layout.append_region_bytes} bytes: {error}")
         self._discard(node_name)

@@ -227,7 +227,8 @@ class Engine:
     def _compute(self, batch: StepBatch) -> tuple[list[tuple[Chunk, int]], list[PeerLostError]]:
         """Run all layers; return each sampled chunk with its token, and the nodes lost while storing."""
         decoder, config, clock = self._decoder, self._decoder.config, self._step_clock
-        exchange = StepExchange(batch, self._links, self._num_steps)
+        device = decoder.device
+        exchange = StepExchange(batch, self._links, self._num_steps, device)
         num_rows = batch.num_rows
         own_attention = SelfAttention(
             [chunk.num_rows for chunk in batch.chunks],
@@ -236,9 +237,14 @@ class Engine:
             config.head_dim,
         )
         with torch.inference_mode():
-            state = decoder.begin(torch.from_numpy(batch.token_ids()), torch.from_numpy(batch.positions()))
+            token_ids, positions = (
+                torch.from_numpy(ids).to(device) for ids in (batch.token_ids(), batch.positions())
+            )
+            state = decoder.begin(token_ids, positions)
             keys_values = torch.empty(
-                (config.num_layers, num_rows, 2, config.num_kv_heads, config.head_dim), dtype=decoder.dtype
+                (config.num_layers, num_rows, 2, config.num_kv_heads, config.head_dim),
+                dtype=decoder.dtype,
+                device=device,
             )
             clock.mark()
             for layer in range(config.num_layers):
@@ -258,7 +264,9 @@ class Engine:
             rows, chunks = batch.sampling_rows()
             if not rows:
                 return [], lost
-            logits = decoder.logits(state, torch.tensor(rows) if len(rows) < num_rows else None)
+            logits = decoder.logits(
+                state, torch.tensor(rows, device=device) if len(rows) < num_rows else None
+            )
             tokens = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
         return list(zip(chunks, tokens, strict=True)), lost
 

@@ -14,6 +14,7 @@ from kernelflume.core.errors import KernelFlumeError
 from kernelflume.runtime import logging as service_logging
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.tether import tether_to_parent
+from kernelflume.tensor.device import choose_device, memory_kind
 from kernelflume.transport.doorbell import Doorbell
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.transport.waiter import Waiter, WaitPolicy
@@ -56,12 +57,18 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
     num_threads = settings.threads or os.cpu_count() or 1
     torch.set_num_threads(num_threads)
     checkpoint = resolve(settings.model)
-    decoder = load_decoder(checkpoint, dtype=getattr(torch, geometry.dtype), device=torch.device("cpu"))
+    device = choose_device(settings.device)
+    decoder = load_decoder(
+        checkpoint, dtype=getattr(torch, geometry.dtype), device=device, pack_weights=device.type == "cpu"
+    )
     _warm(decoder, settings.max_num_batched_tokens)
     clock = MonotonicClock()
     doorbell = Doorbell(settings.doorbell_host)
     transport = NixlTransport(
-        arguments.name, error_handling=settings.transport_error_handling, on_sent=doorbell.ring_peer
+        arguments.name,
+        error_handling=settings.transport_error_handling,
+        memory=memory_kind(device),
+        on_sent=doorbell.ring_peer,
     )
     links = LinkTable(
         Waiter(transport, doorbell, clock, WaitPolicy()),
@@ -75,7 +82,9 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
     )
     reporter = Reporter(connection, clock)
     inbox = Inbox()
-    connector = Connector(transport, doorbell, geometry, max_rows=settings.max_num_batched_tokens)
+    connector = Connector(
+        transport, doorbell, geometry, max_rows=settings.max_num_batched_tokens, device=device
+    )
     CommandThread(connection, inbox, connector, doorbell, reporter.send).start()
     reporter.send(EngineReady(time.monotonic() - started))
     Engine(
@@ -99,9 +108,12 @@ def _warm(decoder: Decoder, max_rows: int) -> None:
     config = decoder.config
     with torch.inference_mode():
         for num_rows in (1, max_rows):
-            state = decoder.begin(torch.zeros(num_rows, dtype=torch.int64), torch.arange(num_rows))
+            positions = torch.arange(num_rows, device=decoder.device)
+            state = decoder.begin(torch.zeros_like(positions), positions)
             for layer in range(config.num_layers):
                 query = decoder.project_query(layer, state)
                 decoder.project_kv(layer, state)
                 decoder.finish_layer(layer, state, query.reshape(num_rows, -1))
-            decoder.logits(state, None if num_rows == 1 else torch.tensor([num_rows - 1]))
+            decoder.logits(
+                state, None if num_rows == 1 else torch.tensor([num_rows - 1], device=decoder.device)
+            )

@@ -14,6 +14,7 @@ import torch
 
 from kernelflume.core.errors import PeerLostError
 from kernelflume.tensor.partials import Partial, merge_into
+from kernelflume.transport.memory import settle
 from kernelflume.transport.wire import APPEND_DTYPE, PLAN_DTYPE
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ class _Writer:
 class StepExchange:
     """Planned once a step, then executed layer by layer. Raises ``PeerLostError`` when a node is gone."""
 
-    def __init__(self, batch: StepBatch, links: LinkTable, step: int) -> None:
+    def __init__(self, batch: StepBatch, links: LinkTable, step: int, device: torch.device) -> None:
         self._links = links
         self._step = step
-        self._readers = _plan_readers(batch, links)
-        self._writers = _plan_writers(batch, links)
+        self._readers = _plan_readers(batch, links, device)
+        self._writers = _plan_writers(batch, links, device)
 
     @property
     def has_readers(self) -> bool:
@@ -75,6 +76,7 @@ class StepExchange:
                 reader.staging.copy_(query[reader.rows])
             else:
                 torch.index_select(query, 0, reader.rows, out=reader.staging)
+            settle(query.device)
             reader.link.post_query(layer, self._step, reader.num_rows, reader.plan if layer == 0 else None)
 
     def collect_partials(self, layer: int, own: Partial) -> torch.Tensor:
@@ -124,6 +126,7 @@ class StepExchange:
         assert slot is not None  # noqa: S101 - just waited for
         staging = link.append_staging(slot, writer.num_rows)
         staging.copy_(keys_values[:, writer.rows])
+        settle(staging.device)
         link.post_append(slot, writer.num_rows, writer.entries, writer.num_pages)
 
     def _missing(self, layer: int) -> list[Link]:
@@ -137,7 +140,7 @@ def _need(links: LinkTable, node_id: str) -> Link:
     return link
 
 
-def _plan_readers(batch: StepBatch, links: LinkTable) -> list[_Reader]:
+def _plan_readers(batch: StepBatch, links: LinkTable, device: torch.device) -> list[_Reader]:
     plans: dict[str, list[tuple[int, int, int]]] = {}
     rows: dict[str, list[int]] = {}
     first = 0
@@ -159,7 +162,7 @@ def _plan_readers(batch: StepBatch, links: LinkTable) -> list[_Reader]:
                 link,
                 np.array(plan, PLAN_DTYPE),
                 num_rows,
-                _row_index(rows[node_id]),
+                _row_index(rows[node_id], device),
                 link.query_staging(num_rows),
                 out,
                 lse,
@@ -168,7 +171,7 @@ def _plan_readers(batch: StepBatch, links: LinkTable) -> list[_Reader]:
     return readers
 
 
-def _plan_writers(batch: StepBatch, links: LinkTable) -> list[_Writer]:
+def _plan_writers(batch: StepBatch, links: LinkTable, device: torch.device) -> list[_Writer]:
     entries: dict[str, list[tuple[int, int, int]]] = {}
     rows: dict[str, list[int]] = {}
     pages: dict[str, int] = {}
@@ -188,14 +191,18 @@ def _plan_writers(batch: StepBatch, links: LinkTable) -> list[_Writer]:
             _need(links, node_id),
             np.array(listed, APPEND_DTYPE),
             len(rows[node_id]),
-            _row_index(rows[node_id]),
+            _row_index(rows[node_id], device),
             pages[node_id],
         )
         for node_id, listed in entries.items()
     ]
 
 
-def _row_index(rows: list[int]) -> slice | torch.Tensor:
+def _row_index(rows: list[int], device: torch.device) -> slice | torch.Tensor:
     """Index ascending rows: as a slice, which copies nothing, where they lie side by side."""
     first, end = rows[0], rows[-1] + 1
-    return slice(first, end) if end - first == len(rows) else torch.tensor(rows, dtype=torch.int64)
+    return (
+        slice(first, end)
+        if end - first == len(rows)
+        else torch.tensor(rows, dtype=torch.int64, device=device)
+    )

@@ -11,7 +11,7 @@ from kernelflume.core.errors import PeerLostError
 from kernelflume.core.names import split_name
 from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
-from kernelflume.transport.memory import allocate
+from kernelflume.transport.memory import allocate_on, register
 from kernelflume.transport.wire import (
     MAX_FREE,
     Append,
@@ -43,26 +43,26 @@ NUM_LANES = 1
 class LinkBuffers:
     """This side's registered memory of one link."""
 
-    queries: np.ndarray
-    appends: np.ndarray
-    partials: np.ndarray
+    queries: torch.Tensor
+    appends: torch.Tensor
+    partials: torch.Tensor
     query_region: MemoryRegion
     append_region: MemoryRegion
     partial_region: MemoryRegion
 
     @classmethod
-    def create(cls, layout: LaneLayout, transport: Transport) -> LinkBuffers:
+    def create(cls, layout: LaneLayout, transport: Transport, device: torch.device) -> LinkBuffers:
         """Allocate, fault in and register."""
-        queries = allocate(layout.query_region_bytes)
-        appends = allocate(layout.append_region_bytes)
-        partials = allocate(layout.partial_region_bytes)
+        queries = allocate_on(device, layout.query_region_bytes)
+        appends = allocate_on(device, layout.append_region_bytes)
+        partials = allocate_on(device, layout.partial_region_bytes)
         return cls(
             queries,
             appends,
             partials,
-            transport.register(queries),
-            transport.register(appends),
-            transport.register(partials),
+            register(transport, queries),
+            register(transport, appends),
+            register(transport, partials),
         )
 
     def release(self, transport: Transport) -> None:
@@ -176,7 +176,7 @@ class Link:
         """Return the registered [num_rows, query heads, head dim] that ``post_query`` sends."""
         geometry = self.layout.geometry
         return (
-            torch.from_numpy(self.buffers.queries[: self.layout.query_bytes(num_rows)])
+            self.buffers.queries[: self.layout.query_bytes(num_rows)]
             .view(getattr(torch, geometry.dtype))
             .view(num_rows, geometry.num_query_heads, geometry.head_dim)
         )
@@ -185,7 +185,7 @@ class Link:
         """Return views of where ``num_rows`` outputs [rows, heads, dim] and lse [rows, heads] arrive."""
         layout, geometry = self.layout, self.layout.geometry
         bucket = layout.buckets[layout.bucket_index(num_rows)]
-        memory = torch.from_numpy(self.buffers.partials[: layout.partial_bytes(bucket)])
+        memory = self.buffers.partials[: layout.partial_bytes(bucket)]
         out = memory[: layout.query_bytes(num_rows)].view(getattr(torch, geometry.dtype))
         start = layout.lse_offset(bucket)
         lse = memory[start : start + num_rows * geometry.num_query_heads * 4].view(torch.float32)
@@ -199,7 +199,7 @@ class Link:
         layout, geometry = self.layout, self.layout.geometry
         bucket = layout.buckets[layout.bucket_index(num_rows)]
         start = slot * layout.append_slot_bytes
-        memory = torch.from_numpy(self.buffers.appends[start : start + layout.append_bytes(bucket)])
+        memory = self.buffers.appends[start : start + layout.append_bytes(bucket)]
         rows = memory.view(getattr(torch, geometry.kv_dtype)).view(
             geometry.num_layers, bucket, 2, geometry.num_kv_heads, geometry.head_dim
         )

@@ -29,6 +29,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: froze
     plain = [index for index, sequence in enumerate(sequences) if _is_plain(sequence)]
     if len(plain) == len(sequences):
         return [int(token) for token in logits.argmax(-1).tolist()]
+    logits = logits.cpu()  # one row after another, each by its own request's rules
     chosen = [0] * len(sequences)
     for index, sequence in enumerate(sequences):
         chosen[index] = _sample_row(logits[index], sequence, eos_token_ids)

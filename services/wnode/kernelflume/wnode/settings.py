@@ -22,7 +22,10 @@ class WeightNodeSettings(ServiceSettings):
     served_model_id: str = ""
     """Model name in the handshake with attention nodes; the name of the model's folder by default."""
     dtype: str = Field(default="auto", pattern="^(auto|float32|bfloat16|float16)$")
-    """Format of weights and activations; auto is float32 on a CPU, where others are slower."""
+    """Format of weights and activations; auto is float32 on a CPU, where others are slower, and the
+    checkpoint's own on a GPU."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where the model lies and is computed."""
     max_model_len: int = Field(default=0, ge=0)
     """Most tokens of prompt and output together; 0 takes the model's own limit."""
     max_num_seqs: int = Field(default=64, ge=1, le=1024)

@@ -1,1 +1,1 @@
-"""An attention node's work on a GPU: paged KV in device memory, FlashInfer, graphs launched ahead behind waits."""
+"""An attention node's work on a GPU: paged KV, FlashInfer, graphs launched ahead behind waits."""

@@ -8,28 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernelflume.anode.gpu.attention import PagedDecode, allocate_workspace
+from kernelflume.anode.gpu.decode import PagedDecode
+from kernelflume.anode.gpu.device_kernels import allocate_workspace
+from kernelflume.anode.gpu.page_table import PageTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.anode.gpu.lane import LaneProgram
-    from kernelflume.anode.gpu.pool import DevicePool
 
 PARITIES = 2
 """Steps that may be under way: the next is planned and launched while one runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageTable:
-    """Pages of each row of one lane in one step."""
-
-    indptr: np.ndarray
-    """int32 [rows + 1]"""
-    indices: np.ndarray
-    """int32 [pages in all]"""
-    last_page_len: np.ndarray
-    """int32 [rows], at least 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +32,10 @@ class _Captured:
 class AttentionGraphs:
     """Graphs by rows a lane and by parity. Owned by the step loop's thread; uses one stream."""
 
-    def __init__(self, programs: Sequence[LaneProgram], pool: DevicePool) -> None:
-        device = pool.pages.device
+    def __init__(self, programs: Sequence[LaneProgram], pages: DevicePages) -> None:
+        device = pages.pages.device
         self._programs = tuple(programs)
-        self._pool = pool
+        self._pages = pages
         self.stream = torch.cuda.Stream(device)
         self._workspaces = tuple(allocate_workspace(device) for _ in programs)
         self._memory = torch.cuda.graph_pool_handle()
@@ -67,13 +57,13 @@ class AttentionGraphs:
         with torch.cuda.stream(self.stream):
             for decode, table in zip(captured.decodes, tables, strict=True):
                 if decode is not None:
-                    decode.plan(table.indptr, table.indices, table.last_page_len)
+                    decode.plan(table)
             captured.graph.replay()
             captured.done.record(self.stream)
 
     def _capture(self, num_rows: tuple[int, ...], parity: int) -> _Captured:
         decodes = tuple(
-            PagedDecode(self._pool, num_rows=rows, workspace=workspace, max_pages=self._pool.num_pages)
+            PagedDecode(self._pages, num_rows=rows, workspace=workspace, max_pages=self._pages.num_pages)
             if rows
             else None
             for rows, workspace in zip(num_rows, self._workspaces, strict=True)
@@ -82,7 +72,7 @@ class AttentionGraphs:
             for decode, program in zip(decodes, self._programs, strict=True):
                 if decode is not None:
                     # Any table will do: the first run compiles and sizes the kernels.
-                    decode.plan(*_one_page_each(decode.num_rows, self._pool.num_pages))
+                    decode.plan(_one_page_each(decode.num_rows, self._pages.num_pages))
                     lane, rows = program.lane, decode.num_rows
                     decode.run(0, lane.queries[:rows], lane.out[:rows], lane.lse[:rows])
             self.stream.synchronize()
@@ -93,13 +83,13 @@ class AttentionGraphs:
 
     def _enqueue(self, decodes: Sequence[PagedDecode | None], parity: int) -> None:
         lanes = [(program, decode) for program, decode in zip(self._programs, decodes, strict=True) if decode]
-        for layer in range(self._pool.geometry.num_layers):
+        for layer in range(self._pages.geometry.num_layers):
             for program, decode in lanes:
                 program.attend(layer, decode, parity)
         for program, _ in lanes:
             program.end()
 
 
-def _one_page_each(num_rows: int, num_pages: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _one_page_each(num_rows: int, num_pages: int) -> PageTable:
     pages = np.arange(num_rows, dtype=np.int32) % num_pages
-    return np.arange(num_rows + 1, dtype=np.int32), pages, np.ones(num_rows, np.int32)
+    return PageTable(np.arange(num_rows + 1, dtype=np.int32), pages, np.ones(num_rows, np.int32))

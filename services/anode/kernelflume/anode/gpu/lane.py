@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernelflume.anode.gpu.attention import LSE_UNIT
+from kernelflume.anode.gpu.device_kernels import LSE_UNIT
 from kernelflume.cuda.exchange import COUNTERS_BYTES, LANE_STATE
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS
 
 if TYPE_CHECKING:
-    from kernelflume.anode.gpu.attention import PagedDecode
-    from kernelflume.anode.gpu.pool import DevicePool
+    from kernelflume.anode.gpu.decode import PagedDecode
+    from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.cuda.exchange import ExchangeKernels
     from kernelflume.transport.lanes import LaneLayout
 
@@ -83,12 +83,12 @@ class LaneProgram:
 
     kernels: ExchangeKernels
     lane: DeviceLane
-    pool: DevicePool
+    pages: DevicePages
     out_view: int
     lse_view: int
     status: int
     waits_in_layer: bool
-    """Keys and values come layer by layer and belong to the step's own attention (query first off or paper)."""
+    """Keys and values come layer by layer, for the step's own attention (query first off or paper)."""
 
     def file_step(self, num_rows: int, slot: int) -> None:
         """Wait for an append of all layers and file it."""
@@ -132,12 +132,12 @@ class LaneProgram:
         self.kernels.file_append(
             lane.state.data_ptr(),
             appended=lane.appends[slot].data_ptr(),
-            pool=self.pool.pages.data_ptr(),
+            pool=self.pages.pages.data_ptr(),
             slots=lane.slots.data_ptr(),
             num_rows=num_rows,
             max_rows=lane.layout.max_rows,
-            page_tokens=self.pool.page_tokens,
-            layer_bytes=self.pool.layer_bytes,
+            page_tokens=self.pages.page_tokens,
+            layer_bytes=self.pages.layer_bytes,
             first_layer=first_layer,
             num_layers=num_layers,
             stream=_stream(),

@@ -1,1 +1,1 @@
-"""The decode step of a weight node on a GPU: one captured graph a number of rows, no node or route inside it."""
+"""The decode step of a weight node on a GPU: one captured graph a row count, no node or route inside."""

@@ -1,4 +1,4 @@
-"""Captured graphs of the decode step, one a bucket of rows; their number is what a scale event must not change."""
+"""Captured graphs of the decode step, one a row count; a scale event must not change their number."""
 
 from __future__ import annotations
 

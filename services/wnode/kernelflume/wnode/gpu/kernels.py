@@ -1,7 +1,7 @@
 """The small operations between projections, one Triton kernel each (paper section 5.2).
 
-A decode step runs each of them once a layer on some ten rows, so what counts is that there are few. Rows are in
-the model's dtype, sums in float32.
+A decode step runs each of them once a layer on some ten rows, so what counts is that there are few. Rows are
+in the model's dtype, sums in float32. Compile-time constants are in capitals, as Triton's users write them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def rms_norm(hidden: Tensor, delta: Tensor | None, norm: RmsNorm) -> Tensor:
-    """Return the normalised ``hidden`` [n, d]; ``delta`` [n, d], where given, is added to it in place before."""
+    """Return the normalised ``hidden`` [n, d]; ``delta`` [n, d], if given, is added to it in place before."""
     out = torch.empty_like(hidden)
     num_rows, width = hidden.shape
     block = triton.next_power_of_2(width)
@@ -38,7 +38,7 @@ def rms_norm(hidden: Tensor, delta: Tensor | None, norm: RmsNorm) -> Tensor:
 
 
 def rotate_queries(projected: Tensor, cos: Tensor, sin: Tensor, norm: RmsNorm | None, out: Tensor) -> None:
-    """Turn ``projected`` [n, heads * dim] into ``out`` [n, heads, dim]; cos and sin are float32 [n, dim / 2]."""
+    """Turn ``projected`` [n, heads * dim] into ``out`` [n, heads, dim]; cos, sin: float32 [n, dim / 2]."""
     num_rows, num_heads, head_dim = out.shape
     _rotate[(num_rows, num_heads)](
         projected,

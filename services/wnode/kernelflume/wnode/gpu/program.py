@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 
 class AttentionStage(Protocol):
-    """Where the attention of one lane's rows is computed. Every method only enqueues on the current stream."""
+    """Where the attention of one lane's rows is computed. Methods only enqueue on the current stream."""
 
-    query_first: bool
-    """Project and dispatch queries before keys and values are projected."""
+    @property
+    def query_first(self) -> bool:
+        """Project and dispatch queries before keys and values are projected."""
+        ...
 
     def dispatch_query(self, layer: int, num_rows: int) -> None:
         """Send ``lane.query`` of ``layer`` off."""

@@ -1,0 +1,33 @@
+"""Which device a node computes on."""
+
+from __future__ import annotations
+
+import torch
+
+from kernelflume.core.errors import ConfigurationError
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that a setting names, with its index, and make it this thread's.
+
+    Args:
+        name: ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        ConfigurationError: there is no such GPU.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    index = int(name.partition(":")[2] or 0)
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= found:
+        raise ConfigurationError(f"device: {name} is not there; torch sees {found} GPUs")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    torch.empty(1, device=device)  # makes the context, which the transport must find at its start
+    return device
+
+
+def memory_kind(device: torch.device) -> str:
+    """Return the transport's word for a device's memory."""
+    return "DRAM" if device.type == "cpu" else "VRAM"

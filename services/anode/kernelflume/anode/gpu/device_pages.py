@@ -1,0 +1,38 @@
+"""Keys and values in device memory, page by page, in the layout that FlashInfer calls NHD."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kernelflume.core.geometry import KvGeometry
+
+
+class DevicePages:
+    """``pages``: [num_layers, num_pages, 2, page_tokens, num_kv_heads, head_dim]; keys at 0, values at 1."""
+
+    def __init__(
+        self, geometry: KvGeometry, *, page_tokens: int, num_pages: int, device: torch.device
+    ) -> None:
+        """Allocate the pages."""
+        self.geometry = geometry
+        self.page_tokens = page_tokens
+        self.num_pages = num_pages
+        shape = (geometry.num_layers, num_pages, 2, page_tokens, geometry.num_kv_heads, geometry.head_dim)
+        self.pages = torch.zeros(shape, dtype=getattr(torch, geometry.kv_dtype), device=device)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes from one layer's pages to the next layer's."""
+        return self.pages.stride(0) * self.pages.element_size()
+
+    def store(self, slots: np.ndarray, rows: torch.Tensor) -> None:
+        """Write keys and values, in stream order; see ``KvPool.store``."""
+        where = torch.from_numpy(slots).to(self.pages.device)
+        pages, offsets = where // self.page_tokens, where % self.page_tokens
+        # Index arrays apart from each other put the tokens first: [num_tokens, layers, 2, heads, dim].
+        self.pages[:, pages, :, offsets] = rows.transpose(0, 1)
