@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from benchmarks.gpu.device import StatusWord, architecture
 
 from kernelflume.anode.gpu.device_pages import DevicePages
-from kernelflume.anode.gpu.graph import PARITIES, AttentionGraphs
+from kernelflume.anode.gpu.graph import PARITIES, LaneGraphs
 from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import UnavailableError
-from kernelflume.cuda.exchange import APPEND_COUNTER_OFFSET, LANE_STATE, QUERY_COUNTER_OFFSET, ExchangeKernels
+from kernelflume.cuda.exchange import ExchangeKernels
+from kernelflume.cuda.status import StatusWord
+from kernelflume.tensor.device import architecture
 from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.nixl import NixlTransport
@@ -143,18 +144,13 @@ class AttentionSide:
             )
             for lane, out, lse in zip(self.lanes, self.out_regions, self.lse_regions, strict=True)
         ]
-        self.graphs = AttentionGraphs(self.programs, self.pages)
-        for lane, view, tokens in zip(self.lanes, self.views, self.tokens, strict=True):
-            counters = lane.counters.data_ptr()
-            state = np.zeros(1, LANE_STATE)
-            state["remote"] = view
-            state["query_counter"] = counters + QUERY_COUNTER_OFFSET
-            state["append_counter"] = counters + APPEND_COUNTER_OFFSET
-            state["num_rows"] = len(tokens)
-            state["num_append_rows"] = len(tokens) if self.share.appends else 0
-            lane.upload_state(state)
-        torch.cuda.synchronize()
-        self.graphs.warm(self.rows)
+        self.graphs = [LaneGraphs(program, self.pages) for program in self.programs]
+        for lane, graphs, view, tokens in zip(self.lanes, self.graphs, self.views, self.tokens, strict=True):
+            lane.reset_state(view)
+            num_rows = len(tokens)
+            lane.upload_counts(num_rows=num_rows, num_append_rows=num_rows if self.share.appends else 0)
+            torch.cuda.synchronize()
+            graphs.warm(num_rows)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -167,27 +163,28 @@ class AttentionSide:
         busy = 0.0
         for _ in range(num_steps):
             begun = time.perf_counter()
-            parity = self.step % PARITIES
-            with torch.cuda.stream(self.graphs.stream):
-                if self.share.appends and self.step and not self.share.in_layer:
-                    # What the step before appended is filed before it is attended to.
-                    for index, (lane, program) in enumerate(zip(self.lanes, self.programs, strict=True)):
-                        lane.upload_slots(self._slots(index))
-                        program.file_step(len(self.tokens[index]), (self.step - 1) % PARITIES)
+            for index, (graphs, program) in enumerate(zip(self.graphs, self.programs, strict=True)):
+                num_rows = len(self.tokens[index])
+                parity = self.step % PARITIES
+                with torch.cuda.stream(graphs.stream):
+                    if self.share.appends and self.share.in_layer:
+                        program.lane.upload_slots(self._slots(index))
                         self.tokens[index] = self.tokens[index] + 1
-                elif self.share.appends and self.share.in_layer:
-                    for index, lane in enumerate(self.lanes):
-                        lane.upload_slots(self._slots(index))
+                    graphs.launch(num_rows, parity, self._table(index))
+                    if self.share.appends and not self.share.in_layer:
+                        # What the step appends is filed behind its attention.
+                        program.lane.upload_slots(self._slots(index))
+                        program.file_step(num_rows, parity)
                         self.tokens[index] = self.tokens[index] + 1
-            self.graphs.launch(self.rows, parity, [self._table(index) for index in range(len(self.lanes))])
             self.step += 1
             busy += time.perf_counter() - begun
         deadline = time.monotonic() + TIMEOUT_S
-        while not self.graphs.stream.query():
+        while not all(graphs.stream.query() for graphs in self.graphs):
             self.transport.poll()
             if time.monotonic() > deadline:
                 raise UnavailableError("the steps did not end")
-        self.status.check()
+        if self.status.failure is not None:
+            raise UnavailableError(f"a wait failed: {self.status.failure}")
         del started
         return busy / num_steps
 

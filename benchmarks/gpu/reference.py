@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from benchmarks.gpu.attention_side import fill_pages, make_pages
-from benchmarks.gpu.device import architecture
 
 from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.cuda.exchange import LANE_STATE, ExchangeKernels
+from kernelflume.tensor.device import architecture
 from kernelflume.wnode.gpu.graph import StepGraphs
 from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.program import StepProgram

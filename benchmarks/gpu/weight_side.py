@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from benchmarks.gpu.attention_side import TIMEOUT_S, Offer, Share, attention_main, exchange_warm_write
-from benchmarks.gpu.device import StatusWord, architecture
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.cuda.exchange import COUNTERS_BYTES, NODE_ROUTE, ExchangeKernels, RowTables
+from kernelflume.cuda.status import StatusWord
+from kernelflume.tensor.device import architecture
 from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
@@ -210,7 +211,8 @@ class WeightSide:
         answers = [process.answer(self.transport) for process in self.processes]
         torch.cuda.synchronize()
         self.attention_host_s = max((answer[1] for answer in answers), default=0.0)
-        self.status.check()
+        if self.status.failure is not None:
+            raise UnavailableError(f"a wait failed: {self.status.failure}")
         return [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)], logits
 
     def close(self) -> None:

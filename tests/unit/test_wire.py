@@ -26,15 +26,24 @@ NOTICES: list[wire.WireNotice] = [
     wire.Free(sequences=()),
     wire.Free(sequences=tuple(range(wire.MAX_FREE))),
     wire.Freed(num_free_pages=2**32 - 1),
+    wire.Step(step=5, lanes=(wire.LaneStep(PLAN, ENTRIES), wire.LaneStep(PLAN[:0], ENTRIES[:1]))),
+    wire.Step(step=2**32 - 1, lanes=(wire.LaneStep(PLAN, ENTRIES[:0]),)),
+    wire.Stepped(step=5, status=wire.RowStatus.OK, num_free_pages=3, failed=(9, 2**40)),
+    wire.Stepped(step=5, status=wire.RowStatus.MISMATCH, num_free_pages=3),
+    wire.Retract(step=2**32 - 1),
 ]
 
 
 def values(notice: wire.WireNotice) -> dict[str, object]:
     """Fields as comparable values."""
     plain = {field.name: getattr(notice, field.name) for field in fields(notice)}
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in plain.items()
-    }  # fmt: skip
+    return {name: plain_value(value) for name, value in plain.items()}
+
+
+def plain_value(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [plain_value(part) for part in value] if isinstance(value, tuple) else value
 
 
 @pytest.mark.parametrize("notice", NOTICES, ids=lambda notice: type(notice).__name__)

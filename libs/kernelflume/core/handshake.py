@@ -10,8 +10,9 @@ from kernelflume.core.errors import HandshakeError
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
 
-PROTOCOL_VERSION = 1
-"""Version of the notices in ``transport.wire``. History: 1 = query, append, free, partial, appended."""
+PROTOCOL_VERSION = 2
+"""Version of the notices in ``transport.wire``. History: 1 = query, append, free, partial, appended; 2 adds
+step, stepped."""
 
 LAYOUT_ID = "rows-v1"
 """Version of the buffer layout in ``transport.lanes``."""

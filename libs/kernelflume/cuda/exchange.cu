@@ -42,7 +42,7 @@ constexpr size_t kAppendCounter = 128;
 
 enum Failure : unsigned {
   kNone = 0,
-  kPartialTimeout = 1,  // + node index in the upper half
+  kPartialTimeout = 1,  // with the node's place in the third byte, the lane in the fourth
   kQueryTimeout = 2,
   kAppendTimeout = 3,
 };
@@ -72,7 +72,7 @@ struct LaneRoutes {
   uint32_t num_nodes;
   uint32_t num_rows;
   uint32_t max_rows;
-  uint32_t reserved;
+  uint32_t lane;
   NodeRoute nodes[kMaxNodes];
   // query_rows[node][i]: row of the microbatch that is row i of the node's queries
   // slot_of_row[node][row]: the inverse, -1 where the node holds nothing of the row's sequence
@@ -242,7 +242,7 @@ extern "C" __global__ void merge_partials(const LaneRoutes* routes, const elemen
     if (threadIdx.x < num_nodes && routes->table(1, threadIdx.x)[row] >= 0) {
       const NodeRoute& route = routes->nodes[threadIdx.x];
       wait_for(route.partial_counter, route.partials_before + layer + 1, timeout_ns, status,
-               kPartialTimeout | threadIdx.x << 16);
+               kPartialTimeout | threadIdx.x << 16 | routes->lane << 24);
     }
     __syncthreads();
     if (!has_head) return;

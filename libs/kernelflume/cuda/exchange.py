@@ -46,7 +46,7 @@ ROUTES_HEADER = np.dtype(
         ("num_nodes", "<u4"),
         ("num_rows", "<u4"),
         ("max_rows", "<u4"),
-        ("reserved", "<u4"),
+        ("lane", "<u4"),
         ("nodes", NODE_ROUTE, MAX_NODES),
     ]
 )
@@ -74,17 +74,14 @@ _PUT_BLOCKS = 64
 LN2 = math.log(2.0)
 
 
-class WaitFailure(enum.IntEnum):
-    """What a kernel waited for in vain, in the lower half of the status word."""
+class WaitKind(enum.IntEnum):
+    """What a kernel waited for, in the lower half of the status word."""
 
     PARTIAL = 1
     QUERY = 2
     APPEND = 3
-
-
-def describe_failure(status: int) -> tuple[WaitFailure, int]:
-    """Split a status word that is not 0 into its cause and the index of the node waited for."""
-    return WaitFailure(status & 0xFFFF), status >> 16
+    ABORTED = 4
+    """The host gave up."""
 
 
 @dataclass(frozen=True, slots=True)

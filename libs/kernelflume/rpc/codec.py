@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.handshake import Handshake
 from kernelflume.core.profile import StepTimes
-from kernelflume.core.regions import MemoryRegion
+from kernelflume.core.regions import DeviceLanes, MemoryRegion
 from kernelflume.core.sampling import SamplingParameters
-from kernelflume.rpc.v1 import common_pb2, wnode_pb2
+from kernelflume.rpc.v1 import anode_pb2, common_pb2, wnode_pb2
 
 if TYPE_CHECKING:
     from kernelflume.core.ranges import SequenceRoute
@@ -70,6 +70,29 @@ def region_to_proto(region: MemoryRegion) -> common_pb2.MemoryRegion:
 def region_from_proto(message: common_pb2.MemoryRegion) -> MemoryRegion:
     """Decode a memory region."""
     return MemoryRegion(message.address, message.num_bytes, message.kind, message.device)
+
+
+def device_lanes_to_proto(lanes: DeviceLanes | None) -> anode_pb2.DeviceLanes | None:
+    """Encode device lanes, None as an unset field."""
+    if lanes is None:
+        return None
+    return anode_pb2.DeviceLanes(
+        max_rows=lanes.max_rows,
+        query_first=lanes.query_first,
+        lanes=[anode_pb2.DeviceLane(regions=map(region_to_proto, regions)) for regions in lanes.lanes],
+    )
+
+
+def device_lanes_of(message: anode_pb2.ConnectRequest | anode_pb2.ConnectResponse) -> DeviceLanes | None:
+    """Decode device lanes, None where the field is unset."""
+    if not message.HasField("device_lanes"):
+        return None
+    lanes = message.device_lanes
+    return DeviceLanes(
+        lanes.max_rows,
+        lanes.query_first,
+        tuple(tuple(map(region_from_proto, lane.regions)) for lane in lanes.lanes),
+    )
 
 
 def route_to_proto(route: SequenceRoute) -> list[common_pb2.OwnedRange]:

@@ -28,6 +28,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def architecture(device: torch.device) -> str:
+    """Return a GPU's architecture as nvcc names it, with the features of that chip alone."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
 def memory_kind(device: torch.device) -> str:
     """Return the transport's word for a device's memory."""
     return "DRAM" if device.type == "cpu" else "VRAM"

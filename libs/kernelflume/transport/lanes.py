@@ -42,6 +42,12 @@ def row_buckets(max_rows: int) -> tuple[int, ...]:
     return tuple(buckets)
 
 
+@lru_cache(maxsize=64)
+def graph_buckets(max_rows: int) -> tuple[int, ...]:
+    """Return the row counts that a graph is captured for: powers of two, and ``max_rows`` itself."""
+    return (*(2**power for power in range((max_rows - 1).bit_length())), max_rows)
+
+
 @dataclass(frozen=True, slots=True)
 class LaneLayout:
     """Byte sizes and offsets of one lane."""

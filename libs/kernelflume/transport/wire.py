@@ -1,7 +1,8 @@
 """The notices that weight and attention nodes exchange; every one fits a single message.
 
-A weight node sends WARM, QUERY, APPEND and FREE; an attention node answers WARMED, PARTIAL, APPENDED and
-FREED. Tensors travel by the write that a notice rides on. Version: ``core.handshake.PROTOCOL_VERSION``.
+A weight node sends WARM, QUERY, APPEND, FREE, STEP and RETRACT; an attention node answers WARMED, PARTIAL,
+APPENDED, FREED and STEPPED. Tensors travel by the write that a notice rides on, those of a STEP by kernels.
+Version: ``core.handshake.PROTOCOL_VERSION``.
 
 Order is never assumed. A QUERY names the append counter that must have been filed before it is computed; a
 PARTIAL names step and layer; a FREE that comes late only frees late.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,10 +30,13 @@ class Kind(IntEnum):
     QUERY = 2
     APPEND = 3
     FREE = 4
+    STEP = 5
+    RETRACT = 6
     WARMED = 17
     PARTIAL = 18
     APPENDED = 19
     FREED = 20
+    STEPPED = 21
 
 
 class RowStatus(IntEnum):
@@ -54,6 +58,9 @@ _APPEND = struct.Struct("<BBBxIHH")
 _PARTIAL = struct.Struct("<BBHIBxHI")
 _APPENDED = struct.Struct("<BBBxIIH")
 _COUNTED = struct.Struct("<BxHI")
+_STEP = struct.Struct("<BBHI")
+_STEP_LANE = struct.Struct("<HH")
+_STEPPED = struct.Struct("<BBHII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +230,103 @@ class Warm:
         return cls(kind == Kind.WARMED, num_free_pages)
 
 
-WireNotice = Query | Append | Partial | Appended | Free | Freed | Warm
+class LaneStep(NamedTuple):
+    """A node's share of one lane in one step; every sequence has one row."""
+
+    plan: np.ndarray
+    """[rows] of PLAN_DTYPE: which rows ask the node, in the order of its query region."""
+    entries: np.ndarray
+    """[rows] of APPEND_DTYPE: which keys and values it stores, in the order of its append region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A decode step that kernels exchange by themselves begins; sent before its first query."""
+
+    step: int
+    lanes: tuple[LaneStep, ...]
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        parts = [_STEP.pack(Kind.STEP, len(self.lanes), 0, self.step)]
+        for lane in self.lanes:
+            parts += (
+                _STEP_LANE.pack(len(lane.plan), len(lane.entries)),
+                lane.plan.tobytes(),
+                lane.entries.tobytes(),
+            )
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Step:
+        """Read the notice."""
+        _, num_lanes, _, step = _STEP.unpack_from(payload)
+        lanes = []
+        at = _STEP.size
+        for _ in range(num_lanes):
+            num_rows, num_entries = _STEP_LANE.unpack_from(payload, at)
+            at += _STEP_LANE.size
+            plan = np.frombuffer(payload, PLAN_DTYPE, num_rows, at)
+            at += plan.nbytes
+            entries = np.frombuffer(payload, APPEND_DTYPE, num_entries, at)
+            at += entries.nbytes
+            lanes.append(LaneStep(plan, entries))
+        return cls(step, tuple(lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A step was planned and its kernels wait for queries; MISMATCH: it was not, and none will answer."""
+
+    step: int
+    status: RowStatus
+    num_free_pages: int
+    failed: tuple[int, ...] = ()
+    """As in ``Appended``."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        head = _STEPPED.pack(Kind.STEPPED, self.status, len(self.failed), self.step, self.num_free_pages)
+        return head + np.asarray(self.failed, "<u8").tobytes()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Stepped:
+        """Read the notice."""
+        _, status, num_failed, step, num_free_pages = _STEPPED.unpack_from(payload)
+        failed = np.frombuffer(payload, "<u8", num_failed, _STEPPED.size)
+        return cls(step, RowStatus(status), num_free_pages, tuple(failed.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """A step was given up: what it stored is forgotten, by the nodes that launched it. No answer."""
+
+    step: int
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _COUNTED.pack(Kind.RETRACT, 0, self.step)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Retract:
+        """Read the notice."""
+        return cls(_COUNTED.unpack_from(payload)[2])
+
+
+WireNotice = Query | Append | Partial | Appended | Free | Freed | Warm | Step | Stepped | Retract
 
 _DECODERS: dict[Kind, Callable[[bytes], WireNotice]] = {
     Kind.WARM: Warm.decode,
     Kind.QUERY: Query.decode,
     Kind.APPEND: Append.decode,
     Kind.FREE: Free.decode,
+    Kind.STEP: Step.decode,
+    Kind.RETRACT: Retract.decode,
     Kind.WARMED: Warm.decode,
     Kind.PARTIAL: Partial.decode,
     Kind.APPENDED: Appended.decode,
     Kind.FREED: Freed.decode,
+    Kind.STEPPED: Stepped.decode,
 }
 
 

@@ -8,20 +8,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("handshake", "transport_metadata", "limits", "partial_regions", "doorbell_address", "attention_node")
+    __slots__ = ("handshake", "transport_metadata", "limits", "partial_regions", "doorbell_address", "attention_node", "device_lanes")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_REGIONS_FIELD_NUMBER: _ClassVar[int]
     DOORBELL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_NODE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_LANES_FIELD_NUMBER: _ClassVar[int]
     handshake: _common_pb2.Handshake
     transport_metadata: bytes
     limits: LaneLimits
     partial_regions: _containers.RepeatedCompositeFieldContainer[_common_pb2.MemoryRegion]
     doorbell_address: str
     attention_node: str
-    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., limits: _Optional[_Union[LaneLimits, _Mapping]] = ..., partial_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., doorbell_address: _Optional[str] = ..., attention_node: _Optional[str] = ...) -> None: ...
+    device_lanes: DeviceLanes
+    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., limits: _Optional[_Union[LaneLimits, _Mapping]] = ..., partial_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., doorbell_address: _Optional[str] = ..., attention_node: _Optional[str] = ..., device_lanes: _Optional[_Union[DeviceLanes, _Mapping]] = ...) -> None: ...
+
+class DeviceLanes(_message.Message):
+    __slots__ = ("max_rows", "query_first", "lanes")
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIRST_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    max_rows: int
+    query_first: str
+    lanes: _containers.RepeatedCompositeFieldContainer[DeviceLane]
+    def __init__(self, max_rows: _Optional[int] = ..., query_first: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[DeviceLane, _Mapping]]] = ...) -> None: ...
+
+class DeviceLane(_message.Message):
+    __slots__ = ("regions",)
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    regions: _containers.RepeatedCompositeFieldContainer[_common_pb2.MemoryRegion]
+    def __init__(self, regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ...) -> None: ...
 
 class LaneLimits(_message.Message):
     __slots__ = ("num_lanes", "max_rows")
@@ -32,7 +50,7 @@ class LaneLimits(_message.Message):
     def __init__(self, num_lanes: _Optional[int] = ..., max_rows: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("handshake", "transport_metadata", "query_regions", "append_regions", "page_tokens", "num_pages", "num_free_pages", "doorbell_address")
+    __slots__ = ("handshake", "transport_metadata", "query_regions", "append_regions", "page_tokens", "num_pages", "num_free_pages", "doorbell_address", "device_lanes")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
     QUERY_REGIONS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +59,7 @@ class ConnectResponse(_message.Message):
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     DOORBELL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_LANES_FIELD_NUMBER: _ClassVar[int]
     handshake: _common_pb2.Handshake
     transport_metadata: bytes
     query_regions: _containers.RepeatedCompositeFieldContainer[_common_pb2.MemoryRegion]
@@ -49,7 +68,8 @@ class ConnectResponse(_message.Message):
     num_pages: int
     num_free_pages: int
     doorbell_address: str
-    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., query_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., append_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., doorbell_address: _Optional[str] = ...) -> None: ...
+    device_lanes: DeviceLanes
+    def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., query_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., append_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., doorbell_address: _Optional[str] = ..., device_lanes: _Optional[_Union[DeviceLanes, _Mapping]] = ...) -> None: ...
 
 class DisconnectRequest(_message.Message):
     __slots__ = ("weight_node",)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kernelflume.core.errors import KernelFlumeError
     from kernelflume.core.geometry import KvGeometry
-    from kernelflume.core.regions import MemoryRegion
+    from kernelflume.core.regions import DeviceLanes, MemoryRegion
     from kernelflume.transport.waiter import WaitPolicy
 
 
@@ -36,6 +36,8 @@ class Ready:
 
     transport: str
     """Kind and version of the transport, for the handshake."""
+    memory: str
+    """DRAM or VRAM: where weight nodes write to."""
     num_pages: int
     num_threads: int
 
@@ -57,6 +59,8 @@ class ConnectOrder:
     max_rows: int
     partial_regions: tuple[MemoryRegion, ...]
     doorbell_address: str
+    device_lanes: DeviceLanes | None = None
+    """The weight node's side of the lanes that kernels exchange through, if it has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class Connected:
     append_regions: tuple[MemoryRegion, ...]
     doorbell_address: str
     num_free_pages: int
+    device_lanes: DeviceLanes | None = None
 
 
 @dataclass(frozen=True, slots=True)

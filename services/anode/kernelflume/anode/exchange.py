@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from kernelflume.anode.control import Connected, WorkerStatistics
+from kernelflume.anode.gpu.launcher import launch_step, retract_step
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import NUM_STAGING
@@ -87,6 +88,7 @@ class Exchange:
             append_regions=tuple(buffers.append_region for buffers in link.buffers),
             doorbell_address=self._doorbell.address,
             num_free_pages=self._pool.allocator.num_free,
+            device_lanes=link.device.lanes if link.device is not None else None,
         )
 
     def replace(self, weight_node: str) -> None:
@@ -103,10 +105,14 @@ class Exchange:
         num_sequences = len(link.sequences)
         for sequence_id in list(link.sequences):
             link.end(sequence_id, self._pool)
+        if link.device is not None:
+            link.device.close_views()
         self._transport.disconnect(weight_node)
         self._doorbell.disconnect(weight_node)
         for buffers in link.buffers:
             buffers.deregister(self._transport)
+        if link.device is not None:
+            link.device.close()
         self._quarantine.append((self._clock.now() + _QUARANTINE_S, link.buffers))
         logger.info("dropped %s and %d sequences: %s", weight_node, num_sequences, reason)
         return num_sequences
@@ -154,6 +160,10 @@ class Exchange:
                 self._file_append(link, notice)
             case wire.Free():
                 self._free(link, notice)
+            case wire.Step():
+                self._launch_step(link, notice)
+            case wire.Retract():
+                retract_step(link, notice.step, self._pool)
             case wire.Warm(answer=False):
                 self._answer_warm(link)
             case _:
@@ -205,6 +215,7 @@ class Exchange:
     def _answer_query(self, link: Link, index: int, query: wire.Query) -> None:
         lane, buffers = link.lanes[index], link.buffers[index]
         if query.plan is not None:
+            self._await_filed(link)
             lane.step, lane.num_rows = query.step, query.num_rows
             lane.attention = self._plan(link, index, query.step, query.plan)
             lane.scan_bytes = self._countable_bytes(query)
@@ -248,6 +259,7 @@ class Exchange:
         )
 
     def _store_append(self, link: Link, index: int, append: wire.Append) -> None:
+        self._await_filed(link)
         rows = link.buffers[index].append_rows(append.slot, append.num_rows)
         failed: dict[int, None] = {}
         taken: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -278,7 +290,21 @@ class Exchange:
         )
         self._notify(link, answer)
 
+    def _launch_step(self, link: Link, notice: wire.Step) -> None:
+        """Launch what answers a step that the weight node's kernels drive."""
+        answer = launch_step(link, notice, self._pool)
+        if answer.status is wire.RowStatus.OK:
+            self._queries_served += link.layout.geometry.num_layers
+            self._tokens_appended += sum(len(lane.entries) for lane in notice.lanes) - len(answer.failed)
+        self._notify(link, answer)
+
+    def _await_filed(self, link: Link) -> None:
+        """A launched step may still be writing to pages, at most until its weight node's step ends."""
+        if link.device is not None:
+            link.device.wait_filed(POST_DEADLINE_S)
+
     def _free(self, link: Link, notice: wire.Free) -> None:
+        self._await_filed(link)
         for sequence_id in notice.sequences:
             link.end(sequence_id, self._pool)
         self._notify(link, wire.Freed(self._pool.allocator.num_free))
@@ -287,6 +313,9 @@ class Exchange:
         self._await_staging(link, 0)
         answer = wire.Warm(answer=True, num_free_pages=self._pool.allocator.num_free)
         self._post(link, 0, len(link.buckets) - 1, answer)
+        if link.device is not None:
+            self._await_staging(link, 0)
+            link.device.open(link.weight_node)
 
     def _partial(self, query: wire.Query, status: wire.RowStatus) -> wire.Partial:
         return wire.Partial(

@@ -110,6 +110,16 @@ class KvPool:
         self._extend(sequence.extents, slots)
         return slots
 
+    def retract(self, sequence: HeldSequence) -> None:
+        """Forget the token that was appended last; a page that becomes empty is free again."""
+        sequence.held.retract()
+        self.num_tokens -= 1
+        slot, num_tokens = sequence.extents.pop()
+        if num_tokens > 1:
+            sequence.extents.append(Extent(slot, num_tokens - 1))
+        if len(sequence.pages) > -(-sequence.num_tokens // self.page_tokens):
+            self.allocator.free([sequence.pages.pop()])
+
     def store(self, slots: np.ndarray, rows: torch.Tensor) -> None:
         """Write keys and values.
 

@@ -18,9 +18,13 @@ from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.wire import MAX_FREE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernelflume.anode.control import ConnectOrder
+    from kernelflume.anode.gpu.device_link import DeviceLink
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.core.geometry import KvGeometry
+    from kernelflume.core.regions import DeviceLanes
     from kernelflume.transport.base import Transport, WritePlan
 
 MAX_ENDED = 4 * MAX_FREE
@@ -33,10 +37,12 @@ class Link:
     def __init__(
         self,
         weight_node: str,
+        *,
         layout: LaneLayout,
         buffers: list[LaneBuffers],
         plans: list[WritePlan],
         doorbell: str | None,
+        device: DeviceLink | None = None,
     ) -> None:
         self.weight_node = weight_node
         self.layout = layout
@@ -45,6 +51,10 @@ class Link:
         self.plans = plans
         """Writes of partials, one plan a lane."""
         self.doorbell = doorbell
+        self.device = device
+        """Lanes that the weight node's kernels reach by themselves, if there are any."""
+        self.stored_last: tuple[int, list[int]] = (-1, [])
+        """The step launched last, and the sequences of which it stores a token."""
         self.lanes = [LaneProgress() for _ in buffers]
         self.sequences: dict[int, HeldSequence] = {}
         self._ended: dict[int, None] = {}
@@ -58,7 +68,8 @@ class Link:
     @property
     def buffer_bytes(self) -> int:
         """Size of all lanes."""
-        return sum(buffers.num_bytes for buffers in self.buffers)
+        own = sum(buffers.num_bytes for buffers in self.buffers)
+        return own + (self.device.num_bytes if self.device is not None else 0)
 
     def held(self, sequence_id: int) -> HeldSequence:
         """Return what is held of a sequence, a new and empty holding at first."""
@@ -87,9 +98,15 @@ class Link:
 
 
 def prepare_link(
-    order: ConnectOrder, geometry: KvGeometry, transport: Transport, device: torch.device
+    order: ConnectOrder,
+    geometry: KvGeometry,
+    transport: Transport,
+    device: torch.device,
+    open_device_link: Callable[[DeviceLanes], DeviceLink] | None = None,
 ) -> Link:
     """Allocate and register lanes, connect, and prepare every write. May run beside the step loop.
+
+    ``open_device_link`` makes the lanes that kernels exchange through, where this node can have some.
 
     Raises:
         UnavailableError: the lanes do not fit the machine's memory, or the peer vanished meanwhile.
@@ -103,6 +120,9 @@ def prepare_link(
             f"{order.num_lanes} lanes of {order.max_rows} rows take {needed} bytes; {available} are available"
         )
     bell = _resolve(order.doorbell_address)
+    device_link = None
+    if order.device_lanes is not None and open_device_link is not None:
+        device_link = open_device_link(order.device_lanes)
     buffers = [LaneBuffers(layout, transport, device) for _ in range(order.num_lanes)]
     try:
         transport.connect(order.weight_node, order.metadata)
@@ -114,10 +134,14 @@ def prepare_link(
         transport.disconnect(order.weight_node)
         for lane in buffers:
             lane.deregister(transport)
+        if device_link is not None:
+            device_link.close()
         if isinstance(error, PeerLostError):
             raise UnavailableError(str(error)) from error
         raise
-    return Link(order.weight_node, layout, buffers, plans, bell)
+    return Link(
+        order.weight_node, layout=layout, buffers=buffers, plans=plans, doorbell=bell, device=device_link
+    )
 
 
 def _available_bytes(device: torch.device) -> int:

@@ -43,3 +43,16 @@ class HeldRanges:
         else:
             self._ranges.append(TokenRange(start, start + num_tokens))
         self._num_tokens += num_tokens
+
+    def retract(self) -> None:
+        """Take the last position away.
+
+        Raises:
+            LifecycleError: none is held.
+        """
+        if not self._ranges:
+            raise LifecycleError("no position is held that could be taken away")
+        last = self._ranges.pop()
+        if last.end - last.start > 1:
+            self._ranges.append(TokenRange(last.start, last.end - 1))
+        self._num_tokens -= 1

@@ -17,6 +17,8 @@ from kernelflume.anode.control import (
 from kernelflume.core.errors import HandshakeError, InvalidRequestError, NotFoundError
 from kernelflume.core.names import split_name
 from kernelflume.rpc.codec import (
+    device_lanes_of,
+    device_lanes_to_proto,
     handshake_from_proto,
     handshake_to_proto,
     region_from_proto,
@@ -62,7 +64,8 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
             )
         theirs = handshake_from_proto(request.handshake)
         self._handshake.check(theirs)
-        order = connect_order(request, LaneLayout(theirs.geometry, _checked_max_rows(request.limits)))
+        layout = LaneLayout(theirs.geometry, _checked_max_rows(request.limits))
+        order = connect_order(request, layout, self._ready.memory)
         link = await self._worker.call(order, Connected, timeout_s=_CONNECT_TIMEOUT_S)
         return anode_pb2.ConnectResponse(
             handshake=handshake_to_proto(self._handshake),
@@ -73,6 +76,7 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
             num_pages=self._ready.num_pages,
             num_free_pages=link.num_free_pages,
             doorbell_address=link.doorbell_address,
+            device_lanes=device_lanes_to_proto(link.device_lanes),
         )
 
     async def Disconnect(
@@ -122,7 +126,7 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
         return await self._worker.call(StatisticsOrder(), WorkerStatistics, timeout_s=_CALL_TIMEOUT_S)
 
 
-def connect_order(request: anode_pb2.ConnectRequest, layout: LaneLayout) -> ConnectOrder:
+def connect_order(request: anode_pb2.ConnectRequest, layout: LaneLayout, memory: str) -> ConnectOrder:
     """Turn a request into an order.
 
     Raises:
@@ -146,8 +150,10 @@ def connect_order(request: anode_pb2.ConnectRequest, layout: LaneLayout) -> Conn
             f"{layout.partial_region_bytes} each",
             parameter="partial_regions",
         )
-    if any(region.kind != "DRAM" for region in request.partial_regions):
-        raise InvalidRequestError("partial regions must be DRAM for this node", parameter="partial_regions")
+    if any(region.kind != memory for region in request.partial_regions):
+        raise InvalidRequestError(
+            f"partial regions must be {memory} for this node", parameter="partial_regions"
+        )
     return ConnectOrder(
         weight_node=name,
         metadata=request.transport_metadata,
@@ -155,6 +161,7 @@ def connect_order(request: anode_pb2.ConnectRequest, layout: LaneLayout) -> Conn
         max_rows=layout.max_rows,
         partial_regions=tuple(region_from_proto(region) for region in request.partial_regions),
         doorbell_address=request.doorbell_address,
+        device_lanes=device_lanes_of(request),
     )
 
 

@@ -27,6 +27,7 @@ from kernelflume.anode.control import (
     WorkerConfig,
 )
 from kernelflume.anode.exchange import Exchange
+from kernelflume.anode.gpu.opener import device_link_opener
 from kernelflume.anode.kernels import choose_kernel
 from kernelflume.anode.kvpool import KvPool
 from kernelflume.anode.links import prepare_link
@@ -41,9 +42,13 @@ from kernelflume.transport.nixl import NixlTransport
 from kernelflume.transport.waiter import Waiter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernelflume.anode.control import Order, Result
+    from kernelflume.anode.gpu.device_link import DeviceLink
     from kernelflume.anode.kernels import AttentionKernel
     from kernelflume.anode.links import Link
+    from kernelflume.core.regions import DeviceLanes
     from kernelflume.runtime.clock import Clock
     from kernelflume.transport.base import Transport
 
@@ -69,7 +74,9 @@ class Worker:
         waiter: Waiter,
         pool: KvPool,
         clock: Clock,
+        open_device_link: Callable[[DeviceLanes], DeviceLink] | None = None,
     ) -> None:
+        self._open_device_link = open_device_link
         self._control = control
         self._exchange = exchange
         self._transport = transport
@@ -114,7 +121,12 @@ class Worker:
             # The old link must be gone before its peer is connected anew: no plan of it may be posted then.
             self._exchange.replace(call.order.weight_node)
             future = self._preparer.submit(
-                prepare_link, call.order, self._pool.geometry, self._transport, self._pool.device
+                prepare_link,
+                call.order,
+                self._pool.geometry,
+                self._transport,
+                self._pool.device,
+                self._open_device_link,
             )
             bell = parse_address(self._doorbell.address)
             future.add_done_callback(lambda _: self._doorbell.ring(bell))
@@ -179,10 +191,12 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
         waiter=Waiter(transport, doorbell, clock, config.wait),
         pool=pool,
         clock=clock,
+        open_device_link=device_link_opener(pool, transport),
     )
     control.send(
         Ready(
             transport=transport.kind,
+            memory=memory_kind(device),
             num_pages=pool.allocator.num_pages,
             num_threads=torch.get_num_threads(),
         )

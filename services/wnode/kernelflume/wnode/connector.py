@@ -15,11 +15,14 @@ from kernelflume.wnode.link import NUM_LANES, Link, LinkBuffers
 from kernelflume.wnode.messages import LinkFailed, LinkOffer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.transport.base import Transport
     from kernelflume.transport.doorbell import Doorbell
+    from kernelflume.wnode.gpu.device_end import DeviceEnd
     from kernelflume.wnode.messages import LinkAnswer
 
 
@@ -34,10 +37,13 @@ class Connector:
         *,
         max_rows: int,
         device: torch.device,
+        device_ends: Callable[[], DeviceEnd] | None = None,
     ) -> None:
+        """``device_ends`` makes this side of the lanes that kernels exchange through, where there are any."""
         self._transport = transport
         self._doorbell = doorbell
         self._device = device
+        self._device_ends = device_ends
         self._layout = LaneLayout(geometry, max_rows)
         self._handshake = Handshake(node_name=transport.name, geometry=geometry, transport=transport.kind)
         self._opened: dict[str, Link] = {}
@@ -46,10 +52,12 @@ class Connector:
         """Allocate this side of a link and describe it."""
         try:
             buffers = LinkBuffers.create(self._layout, self._transport, self._device)
+            device_end = self._device_ends() if self._device_ends is not None else None
         except (MemoryError, OSError, KernelFlumeError) as error:
             return LinkFailed(node_name, f"buffers of {self._layout.append_region_bytes} bytes: {error}")
         self._discard(node_name)
-        self._opened[node_name] = Link(node_name, self._layout, buffers, self._transport, self._doorbell)
+        link = Link(node_name, self._layout, buffers, self._transport, self._doorbell, device=device_end)
+        self._opened[node_name] = link
         return LinkOffer(
             node_name=node_name,
             handshake=self._handshake,
@@ -58,6 +66,7 @@ class Connector:
             max_rows=self._layout.max_rows,
             partial_regions=(buffers.partial_region,),
             doorbell_address=self._doorbell.address,
+            device_lanes=device_end.lanes if device_end is not None else None,
         )
 
     def complete(self, node_name: str, answer: LinkAnswer) -> Link | LinkFailed:

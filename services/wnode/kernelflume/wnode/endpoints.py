@@ -13,6 +13,8 @@ import grpc
 from kernelflume.core.errors import DeadlineError, LifecycleError, UnavailableError
 from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.codec import (
+    device_lanes_of,
+    device_lanes_to_proto,
     handshake_from_proto,
     handshake_to_proto,
     region_from_proto,
@@ -149,6 +151,7 @@ class Endpoints:
             partial_regions=[region_to_proto(region) for region in offer.partial_regions],
             doorbell_address=offer.doorbell_address,
             attention_node=offer.node_name,
+            device_lanes=device_lanes_to_proto(offer.device_lanes),
         )
         async with self._channels.open(address) as channel:
             try:
@@ -166,6 +169,7 @@ class Endpoints:
             num_pages=reply.num_pages,
             num_free_pages=reply.num_free_pages,
             doorbell_address=reply.doorbell_address,
+            device_lanes=device_lanes_of(reply),
         )
 
     async def _disconnect(self, address: str, node_name: str) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.runtime.clock import Clock
     from kernelflume.wnode.batch import Chunk, StepBatch
+    from kernelflume.wnode.gpu.graph_runner import GraphRunner
     from kernelflume.wnode.inbox import Inbox, InboxItem
     from kernelflume.wnode.kernel_threads import KernelThreads
     from kernelflume.wnode.ledger import Ledger
@@ -68,6 +69,7 @@ class Engine:
         reporter: Reporter,
         clock: Clock,
         kernel_threads: KernelThreads,
+        graph_runner: GraphRunner | None = None,
         eos_token_ids: frozenset[int],
         max_model_len: int,
         seed: int,
@@ -81,6 +83,7 @@ class Engine:
         self._clock = clock
         self._step_clock = StepClock(clock)
         self._kernel_threads = kernel_threads
+        self._graph_runner = graph_runner
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._seed = seed
@@ -178,6 +181,7 @@ class Engine:
         for name, (link, since) in list(self._warming.items()):
             if link.is_warm:
                 del self._warming[name]
+                link.open_device()
                 self._reporter.send(LinkReady(name, self._clock.now() - since))
         for link in self._links.all():
             failed, link.failed_sequences = link.failed_sequences, []
@@ -205,8 +209,14 @@ class Engine:
         self._step_clock.begin()
         started = self._clock.now()
         self._links.waited_s = 0.0
+        lost: list[PeerLostError] = []
+        by_graph = self._graph_runner is not None and self._graph_runner.can_run(batch)
         try:
-            tokens, lost = self._compute(batch)
+            if by_graph:
+                assert self._graph_runner is not None  # noqa: S101 - just looked
+                tokens = self._graph_runner.run(batch, self._num_steps)
+            else:
+                tokens, lost = self._compute(batch)
         except PeerLostError as error:
             # Nothing was stored for this step: the sequences that do not need the node just run it again.
             self._lose(error)
@@ -221,7 +231,10 @@ class Engine:
             num_tokens=len(tokens),
             seconds=self._clock.now() - started,
             waited_s=self._links.waited_s,
-            times=self._step_clock.end(rows=batch.num_rows, num_layers=self._decoder.config.num_layers),
+            # Inside a graph nothing is timed.
+            times=None
+            if by_graph
+            else self._step_clock.end(rows=batch.num_rows, num_layers=self._decoder.config.num_layers),
         )
 
     def _compute(self, batch: StepBatch) -> tuple[list[tuple[Chunk, int]], list[PeerLostError]]:

@@ -20,6 +20,7 @@ from kernelflume.transport.nixl import NixlTransport
 from kernelflume.transport.waiter import Waiter, WaitPolicy
 from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
+from kernelflume.wnode.gpu.opener import make_graph_runner
 from kernelflume.wnode.inbox import CommandThread, Inbox
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import Ledger
@@ -82,8 +83,23 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
     )
     reporter = Reporter(connection, clock)
     inbox = Inbox()
+    eos_token_ids = frozenset(checkpoint.config.eos_token_ids)
+    graph_runner = make_graph_runner(
+        decoder=decoder,
+        geometry=geometry,
+        transport=transport,
+        links=links,
+        clock=clock,
+        settings=settings,
+        eos_token_ids=eos_token_ids,
+    )
     connector = Connector(
-        transport, doorbell, geometry, max_rows=settings.max_num_batched_tokens, device=device
+        transport,
+        doorbell,
+        geometry,
+        max_rows=settings.max_num_batched_tokens,
+        device=device,
+        device_ends=graph_runner.make_end if graph_runner is not None else None,
     )
     CommandThread(connection, inbox, connector, doorbell, reporter.send).start()
     reporter.send(EngineReady(time.monotonic() - started))
@@ -96,7 +112,8 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         reporter=reporter,
         clock=clock,
         kernel_threads=KernelThreads(num_threads, settings.threads_beside_attention or num_threads),
-        eos_token_ids=frozenset(checkpoint.config.eos_token_ids),
+        graph_runner=graph_runner,
+        eos_token_ids=eos_token_ids,
         max_model_len=arguments.max_model_len,
         seed=settings.seed,
     ).run()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from kernelflume.core.errors import PeerLostError
+from kernelflume.core.errors import PeerLostError, UnavailableError
 from kernelflume.core.names import split_name
 from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout
@@ -20,7 +21,10 @@ from kernelflume.transport.wire import (
     Freed,
     Partial,
     Query,
+    Retract,
     RowStatus,
+    Step,
+    Stepped,
     Warm,
     WireNotice,
 )
@@ -30,10 +34,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from kernelflume.core.regions import MemoryRegion
+    from kernelflume.core.regions import DeviceLanes, MemoryRegion
     from kernelflume.transport.base import Transport, WritePlan
     from kernelflume.transport.doorbell import Doorbell
+    from kernelflume.wnode.gpu.device_end import DeviceEnd
     from kernelflume.wnode.messages import LinkAnswer
+
+logger = logging.getLogger(__name__)
 
 NUM_LANES = 1
 """Microbatches in flight; the step loop runs one."""
@@ -95,12 +102,18 @@ class Link:
     num_free_pages: int = 0
     """As the node last reported."""
     is_warm: bool = False
+    device: DeviceEnd | None = None
+    """Lanes that kernels exchange through, where both sides have them."""
     partial: Partial | None = None
     """The newest partial's notice."""
     num_frees_in_flight: int = 0
     """FREE notices that were not answered yet."""
     failed_sequences: list[int] = field(default_factory=list)
     """Sequences the node could not store; the engine takes them from here."""
+    _device_answer: DeviceLanes | None = None
+    _steps_in_flight: dict[int, int] = field(default_factory=dict)
+    """Step -> most pages that the node will take for it, until it answers."""
+    _mismatched_step: int = -1
     _query_plan: WritePlan | None = None
     _append_plans: list[WritePlan] = field(default_factory=list)
     _append_counter: int = 0
@@ -114,7 +127,8 @@ class Link:
     @property
     def num_usable_pages(self) -> int:
         """Free pages less those that appends under way will take."""
-        return self.num_free_pages - sum(flight.num_pages for flight in self._appends_in_flight.values())
+        promised = sum(flight.num_pages for flight in self._appends_in_flight.values())
+        return self.num_free_pages - promised - sum(self._steps_in_flight.values())
 
     def connect(self, answer: LinkAnswer) -> None:
         """Connect to the node and prepare every write; called off the step loop.
@@ -148,6 +162,9 @@ class Link:
             )
             for slot in range(NUM_APPEND_SLOTS)
         ]
+        if self.device is not None and answer.device_lanes is not None:
+            self.device.check(answer.device_lanes)
+        self._device_answer = answer.device_lanes
         self.page_tokens = answer.page_tokens
         self.num_pages = answer.num_pages
         self.num_free_pages = answer.num_free_pages
@@ -233,6 +250,51 @@ class Link:
         self.transport.post(self._append_plans[slot], self.layout.bucket_index(num_rows), notice.encode())
         self.ring()
 
+    def open_device(self) -> None:
+        """Let kernels reach the node's memory, where both sides have lanes; the link must be warm."""
+        if self.device is None:
+            return
+        reason = "it has none"
+        if self._device_answer is not None:
+            try:
+                self.device.open(self.node_name, self._device_answer)
+            except (PeerLostError, UnavailableError) as error:
+                reason = str(error)
+            else:
+                return
+        logger.warning("%s: no device lanes, so decode steps are posted: %s", self.node_name, reason)
+        self.device.release()
+        self.device = None
+
+    def send_step(self, step: Step, *, num_pages: int) -> None:
+        """Tell the node that a step begins which kernels drive; it takes at most ``num_pages`` for it.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._steps_in_flight[step.step] = num_pages
+        self.transport.notify(self.node_name, step.encode())
+        self.ring()
+
+    def send_retract(self, step: int) -> None:
+        """Tell the node to forget what a step stored.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._steps_in_flight.pop(step, None)
+        self.transport.notify(self.node_name, Retract(step).encode())
+        self.ring()
+
+    def check_step(self, step: int) -> None:
+        """Look whether the node refused a step.
+
+        Raises:
+            PeerLostError: it does not hold what the step's plan named.
+        """
+        if self._mismatched_step == step:
+            raise PeerLostError(self.node_name, f"its keys and values do not fit the plan of step {step}")
+
     def send_free(self, sequence_ids: Sequence[int]) -> None:
         """Tell the node that sequences ended.
 
@@ -282,6 +344,12 @@ class Link:
             case Freed():
                 self.num_frees_in_flight -= 1
                 self.num_free_pages = notice.num_free_pages
+            case Stepped():
+                self._steps_in_flight.pop(notice.step, None)
+                self.num_free_pages = notice.num_free_pages
+                self.failed_sequences.extend(notice.failed)
+                if notice.status is not RowStatus.OK:
+                    self._mismatched_step = notice.step
             case Warm(answer=True):
                 self.is_warm = True
                 self.num_free_pages = notice.num_free_pages
@@ -294,6 +362,10 @@ class Link:
         A node that was lost for being slow may still write to them, and deregistering does not stop it: keep
         this object until that cannot be any more.
         """
+        if self.device is not None:
+            self.device.close_views()
         self.transport.disconnect(self.node_name)
         self.doorbell.disconnect(self.node_name)
         self.buffers.release(self.transport)
+        if self.device is not None:
+            self.device.release()

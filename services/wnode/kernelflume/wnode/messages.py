@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kernelflume.core.handshake import Handshake
     from kernelflume.core.profile import StepTimes
     from kernelflume.core.ranges import SequenceRoute
-    from kernelflume.core.regions import MemoryRegion
+    from kernelflume.core.regions import DeviceLanes, MemoryRegion
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.wnode.settings import WeightNodeSettings
@@ -131,6 +131,8 @@ class LinkOffer:
     max_rows: int
     partial_regions: tuple[MemoryRegion, ...]
     doorbell_address: str
+    device_lanes: DeviceLanes | None = None
+    """This side of the lanes that kernels exchange through, where the engine has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class LinkAnswer:
     num_pages: int
     num_free_pages: int
     doorbell_address: str
+    device_lanes: DeviceLanes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Reporter:
         num_tokens: int,
         seconds: float,
         waited_s: float,
-        times: StepTimes,
+        times: StepTimes | None,
     ) -> None:
         """Note a step, and report when it is time."""
         self._is_idle_reported = False
@@ -84,7 +84,8 @@ class Reporter:
         if num_rows == num_tokens:
             self._decode_seconds.append(seconds)
             self._num_decode_rows = num_rows
-            self._decode_times.append(times)
+            if times is not None:
+                self._decode_times.append(times)
         if self._clock.now() - self._reported_at >= _REPORT_INTERVAL_S:
             self._report(scheduler, ledger)
 

@@ -26,7 +26,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: froze
         sequences: the row's sequence, in order.
         eos_token_ids: tokens that are banned while a request is below its ``min_tokens``.
     """
-    plain = [index for index, sequence in enumerate(sequences) if _is_plain(sequence)]
+    plain = [index for index, sequence in enumerate(sequences) if is_plain(sequence)]
     if len(plain) == len(sequences):
         return [int(token) for token in logits.argmax(-1).tolist()]
     logits = logits.cpu()  # one row after another, each by its own request's rules
@@ -36,7 +36,8 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: froze
     return chosen
 
 
-def _is_plain(sequence: Sequence) -> bool:
+def is_plain(sequence: Sequence) -> bool:
+    """True when a request's next token is the one with the largest logit."""
     sampling = sequence.sampling
     return sampling.is_greedy and not sampling.has_penalties and len(sequence.output) >= sampling.min_tokens
 

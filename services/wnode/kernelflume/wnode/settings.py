@@ -26,6 +26,15 @@ class WeightNodeSettings(ServiceSettings):
     checkpoint's own on a GPU."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where the model lies and is computed."""
+    data_path: str = Field(default="auto", pattern="^(auto|device|host)$")
+    """How decode steps reach attention nodes on GPUs. `device`: kernels of one captured graph exchange by
+    themselves; it needs peer access and kernelflume[gpu]. `host`: this process posts every write. auto takes
+    the former where it is possible."""
+    query_first: str = Field(default="local", pattern="^(off|paper|local)$")
+    """On the device path, when queries leave and who attends to a row's own key. `local`: queries first, own
+    key on the weight node; `paper`: queries first, the tail's node waits for the key; `off`: all together."""
+    microbatches: int = Field(default=1, ge=1, le=4)
+    """On the device path, microbatches of a decode step: one computes while another is attended to."""
     max_model_len: int = Field(default=0, ge=0)
     """Most tokens of prompt and output together; 0 takes the model's own limit."""
     max_num_seqs: int = Field(default=64, ge=1, le=1024)

@@ -9,14 +9,23 @@ import numpy as np
 import torch
 
 from kernelflume.anode.gpu.device_kernels import LSE_UNIT
-from kernelflume.cuda.exchange import COUNTERS_BYTES, LANE_STATE
+from kernelflume.cuda.exchange import (
+    APPEND_COUNTER_OFFSET,
+    COUNTERS_BYTES,
+    LANE_STATE,
+    QUERY_COUNTER_OFFSET,
+)
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS
+from kernelflume.transport.memory import settle
 
 if TYPE_CHECKING:
     from kernelflume.anode.gpu.decode import PagedDecode
     from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.cuda.exchange import ExchangeKernels
     from kernelflume.transport.lanes import LaneLayout
+
+
+_COUNTS_OFFSET = LANE_STATE.fields["num_rows"][1] if LANE_STATE.fields else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +77,20 @@ class DeviceLane:
             arrived=zeros(1, kind=torch.int32),
         )
 
-    def upload_state(self, state: np.ndarray) -> None:
-        """Replace the lane's state by a LANE_STATE record, in stream order."""
-        self.state.copy_(torch.from_numpy(state.reshape(1).view(np.uint8)).pin_memory(), non_blocking=True)
+    def reset_state(self, remote_view: int) -> None:
+        """Set counters back to the start, with the view by which kernels reach the weight node."""
+        counters = self.counters.data_ptr()
+        state = np.zeros(1, LANE_STATE)
+        state["remote"] = remote_view
+        state["query_counter"] = counters + QUERY_COUNTER_OFFSET
+        state["append_counter"] = counters + APPEND_COUNTER_OFFSET
+        self.state.copy_(torch.from_numpy(state.view(np.uint8)))
+        settle(self.state.device)
+
+    def upload_counts(self, *, num_rows: int, num_append_rows: int) -> None:
+        """Say how many rows ask and how many are stored in the next step, in stream order."""
+        counts = torch.tensor((num_rows, num_append_rows), dtype=torch.int32).pin_memory()
+        self.state[_COUNTS_OFFSET:].view(torch.int32).copy_(counts, non_blocking=True)
 
     def upload_slots(self, slots: np.ndarray) -> None:
         """Say where the next append's rows go: int64 [num_rows], in stream order."""

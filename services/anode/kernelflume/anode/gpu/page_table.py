@@ -25,6 +25,21 @@ class PageTable:
     """int32 [sequences]: tokens in each one's last page, 1 to a page's size."""
 
     @classmethod
+    def one_page_each(cls, num_rows: int, num_pages: int) -> Self:
+        """Return a table of sequences of one token, to try a kernel with."""
+        pages = np.arange(num_rows, dtype=np.int32) % num_pages
+        return cls(np.arange(num_rows + 1, dtype=np.int32), pages, np.ones(num_rows, np.int32))
+
+    def padded(self, num_sequences: int) -> PageTable:
+        """Return the table with sequences of no token behind, ``num_sequences`` in all."""
+        missing = num_sequences - len(self.last_page_len)
+        return PageTable(
+            np.pad(self.indptr, (0, missing), mode="edge"),
+            self.indices,
+            np.pad(self.last_page_len, (0, missing)),
+        )
+
+    @classmethod
     def of(cls, sequences: Sequence[HeldSequence], page_tokens: int) -> Self:
         """Describe what the sequences hold; every one must hold a token."""
         counts = [len(sequence.pages) for sequence in sequences]

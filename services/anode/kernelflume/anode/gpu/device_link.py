@@ -1,0 +1,184 @@
+"""The lanes through which a weight node's kernels reach this node's, and the launching of steps on them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernelflume.anode.gpu.graph import PARITIES, LaneGraphs
+from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
+from kernelflume.core.errors import HandshakeError, PeerLostError
+from kernelflume.core.regions import DeviceLanes
+from kernelflume.cuda.exchange import ExchangeKernels
+from kernelflume.cuda.status import StatusWord
+from kernelflume.runtime.clock import Deadline, MonotonicClock
+from kernelflume.tensor.device import architecture
+from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout, graph_buckets
+from kernelflume.transport.memory import register
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernelflume.anode.gpu.device_pages import DevicePages
+    from kernelflume.anode.gpu.work import LaneWork
+    from kernelflume.core.regions import MemoryRegion
+    from kernelflume.transport.nixl import NixlTransport
+
+WAIT_TIMEOUT_S = 20.0
+"""A kernel that waits this long gives up: longer than any weight node's step."""
+
+
+class DeviceLink:
+    """Made by a preparing thread, used by the step loop from ``open`` on."""
+
+    def __init__(self, offer: DeviceLanes, pages: DevicePages, transport: NixlTransport) -> None:
+        """Allocate and register lanes of the size that the weight node offers, and capture their graphs.
+
+        Raises:
+            HandshakeError: the offer is not of this version.
+            ConfigurationError: the kernels cannot be built or run here.
+        """
+        geometry, device = pages.geometry, pages.pages.device
+        self.layout = LaneLayout(geometry, offer.max_rows)
+        if any(len(regions) != 2 for regions in offer.lanes) or not offer.lanes:
+            raise HandshakeError("device lanes need two regions each")
+        self.files_in_layer = offer.query_first != "local"
+        """Keys and values come in every layer, and belong to the step's own attention."""
+        self._offer = offer
+        self._pages = pages
+        self._transport = transport
+        self._status = StatusWord(device)
+        self._kernels = ExchangeKernels(geometry, architecture=architecture(device), timeout_s=WAIT_TIMEOUT_S)
+        self._lanes = [DeviceLane.allocate(self.layout, device) for _ in offer.lanes]
+        self._regions = [
+            tuple(register(transport, memory) for memory in (lane.queries, lane.appends, lane.counters))
+            for lane in self._lanes
+        ]
+        self._sources = [
+            tuple(register(transport, memory) for memory in (lane.out, lane.staged_lse))
+            for lane in self._lanes
+        ]
+        self._views: list[int] = []
+        self._peer = ""
+        self._programs = [
+            LaneProgram(
+                kernels=self._kernels,
+                lane=lane,
+                pages=pages,
+                out_view=self._local_view(out),
+                lse_view=self._local_view(lse),
+                status=self._status.address,
+                waits_in_layer=self.files_in_layer,
+            )
+            for lane, (out, lse) in zip(self._lanes, self._sources, strict=True)
+        ]
+        self._graphs = [LaneGraphs(program, pages) for program in self._programs]
+        for graphs in self._graphs:
+            for rows in graph_buckets(offer.max_rows):
+                graphs.warm(rows)
+        self._filed = [torch.cuda.Event() for _ in offer.lanes]
+        self._num_steps = 0
+        self._num_appends = [0] * len(offer.lanes)
+
+    @property
+    def lanes(self) -> DeviceLanes:
+        """This side's memory."""
+        return DeviceLanes(self.layout.max_rows, self._offer.query_first, tuple(self._regions))
+
+    @property
+    def num_lanes(self) -> int:
+        """Microbatches that may be in flight."""
+        return len(self._lanes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the registered memory."""
+        regions = [region for lane in (*self._regions, *self._sources) for region in lane]
+        return sum(region.num_bytes for region in regions)
+
+    @property
+    def is_open(self) -> bool:
+        """True when this side's kernels can reach the weight node's memory."""
+        return bool(self._views)
+
+    def wait_filed(self, timeout_s: float) -> None:
+        """Wait until no launched step may still write keys and values to pages.
+
+        Raises:
+            PeerLostError: the weight node did not send them.
+        """
+        deadline = Deadline(MonotonicClock(), timeout_s)
+        while not all(event.query() for event in self._filed):
+            self.check()
+            if deadline.expired:
+                raise PeerLostError(self._peer, f"a step did not end within {timeout_s:g} s")
+
+    def open(self, weight_node: str) -> None:
+        """Look the weight node's memory up, once a write went each way.
+
+        Raises:
+            PeerLostError: the weight node is not connected.
+            UnavailableError: kernels cannot reach it.
+        """
+        self._peer = weight_node
+        self._views = [self._transport.remote_view(weight_node, regions) for regions in self._offer.lanes]
+        for lane, view in zip(self._lanes, self._views, strict=True):
+            lane.reset_state(view)
+
+    def launch(self, work: Sequence[LaneWork]) -> None:
+        """Enqueue one step of every lane that has work; nothing waits but for the step before the last."""
+        step_parity = self._num_steps % PARITIES
+        self._num_steps += 1
+        for index, (table, slots) in enumerate(work):
+            num_rows = len(table.last_page_len)
+            if not num_rows and not len(slots):
+                continue
+            lane, graphs, program = self._lanes[index], self._graphs[index], self._programs[index]
+            # The weight node fills the slots of the append region in turn.
+            slot = self._num_appends[index] % NUM_APPEND_SLOTS
+            self._num_appends[index] += bool(len(slots))
+            parity = slot if self.files_in_layer else step_parity
+            with torch.inference_mode(), torch.cuda.stream(graphs.stream):
+                lane.upload_counts(num_rows=num_rows, num_append_rows=len(slots))
+                lane.upload_slots(slots)
+                if num_rows:
+                    graphs.launch(self._bucket(num_rows), parity, table)
+                if len(slots) and not self.files_in_layer:
+                    program.file_step(len(slots), slot)
+                self._filed[index].record(graphs.stream)
+
+    def check(self) -> None:
+        """Look whether a wait failed.
+
+        Raises:
+            PeerLostError: one did; the lanes cannot be used any more.
+        """
+        failure = self._status.failure
+        if failure is not None:
+            raise PeerLostError(
+                self._peer, f"its {failure.kind.name.lower()} did not come within {WAIT_TIMEOUT_S:g} s"
+            )
+
+    def close_views(self) -> None:
+        """Give up whatever is under way and forget the weight node's memory."""
+        self._status.abort()
+        for graphs in self._graphs:
+            graphs.stream.synchronize()
+        for view in self._views:
+            self._transport.release_view(view)
+        self._views = []
+
+    def close(self) -> None:
+        """Deregister; the weight node must have been disconnected."""
+        for lane in (*self._regions, *self._sources):
+            for region in lane:
+                self._transport.deregister(region)
+
+    def _bucket(self, num_rows: int) -> int:
+        buckets = graph_buckets(self.layout.max_rows)
+        return buckets[bisect_left(buckets, num_rows)]
+
+    def _local_view(self, region: MemoryRegion) -> int:
+        return self._transport.local_view(region)

@@ -1,0 +1,112 @@
+"""From the notice that a step begins to the launch of what answers it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernelflume.anode.gpu.page_table import PageTable
+from kernelflume.anode.gpu.work import LaneWork
+from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError, LifecycleError
+from kernelflume.transport.wire import RowStatus, Step, Stepped
+
+if TYPE_CHECKING:
+    from kernelflume.anode.kvpool import KvPool
+    from kernelflume.anode.links import Link
+    from kernelflume.transport.wire import LaneStep
+
+logger = logging.getLogger(__name__)
+
+
+def launch_step(link: Link, step: Step, pool: KvPool) -> Stepped:
+    """Give what a step stores its slots, plan its attention, and launch both behind waits.
+
+    Returns:
+        The answer: MISMATCH, and nothing was launched, when other tokens are held than planned.
+
+    Raises:
+        HandshakeError: the link has no such lanes.
+        PeerLostError: a wait of an earlier step failed.
+    """
+    device = link.device
+    if device is None or not device.is_open or len(step.lanes) > device.num_lanes:
+        raise HandshakeError(f"a step of {len(step.lanes)} lanes, which the link does not have")
+    device.check()
+    failed: dict[int, None] = {}
+    work = []
+    for lane in step.lanes:
+        if max(len(lane.plan), len(lane.entries)) > device.layout.max_rows:
+            raise HandshakeError(f"a step of more than {device.layout.max_rows} rows")
+        if device.files_in_layer:
+            # Keys and values that come in every layer are part of the step's attention.
+            slots = _take_slots(link, lane, pool, failed)
+            table = _planned(
+                link,
+                step,
+                lane,
+                pool.page_tokens,
+                new=frozenset(lane.entries["sequence"].tolist()) - failed.keys(),
+            )
+        else:
+            table = _planned(link, step, lane, pool.page_tokens, new=frozenset())
+            slots = _take_slots(link, lane, pool, failed) if table is not None else np.empty(0, np.int64)
+        if table is None:
+            return Stepped(step.step, RowStatus.MISMATCH, pool.allocator.num_free)
+        work.append(LaneWork(table, slots))
+    device.launch(work)
+    link.stored_last = (
+        step.step,
+        [entry[0] for lane in step.lanes for entry in lane.entries.tolist() if entry[0] not in failed],
+    )
+    return Stepped(step.step, RowStatus.OK, pool.allocator.num_free, tuple(failed))
+
+
+def retract_step(link: Link, step: int, pool: KvPool) -> None:
+    """Forget the tokens that a step which was given up has stored."""
+    last, sequence_ids = link.stored_last
+    if last != step:
+        return  # it was not launched here
+    for sequence_id in sequence_ids:
+        sequence = link.sequences.get(sequence_id)
+        if sequence is not None:
+            pool.retract(sequence)
+    link.stored_last = (-1, [])
+
+
+def _planned(
+    link: Link, step: Step, lane: LaneStep, page_tokens: int, *, new: frozenset[int]
+) -> PageTable | None:
+    """Say where the planned sequences lie; None when other tokens are held than planned.
+
+    ``new`` names those that a token of this very step was added to, which the plan does not count.
+    """
+    sequences = []
+    for sequence_id, _, num_planned in lane.plan.tolist():
+        sequence = link.sequences.get(sequence_id)
+        num_held = sequence.num_tokens - (sequence_id in new) if sequence is not None else 0
+        if sequence is None or num_held != num_planned:
+            logger.warning(
+                "%s plans %d tokens of sequence %d in step %d; %d are held",
+                link.weight_node, num_planned, sequence_id, step.step, num_held,
+            )  # fmt: skip
+            return None
+        sequences.append(sequence)
+    return PageTable.of(sequences, page_tokens)
+
+
+def _take_slots(link: Link, lane: LaneStep, pool: KvPool, failed: dict[int, None]) -> np.ndarray:
+    """Give every stored row a slot, -1 where there is none; adds the sequences that failed."""
+    slots = np.full(len(lane.entries), -1, np.int64)
+    for row, (sequence_id, _, start) in enumerate(lane.entries.tolist()):
+        if link.has_ended(sequence_id):
+            failed[sequence_id] = None
+            continue
+        try:
+            slots[row] = pool.append(link.held(sequence_id), start, 1)[0]
+        except (KvPoolExhaustedError, LifecycleError) as error:
+            logger.warning("dropped sequence %d of %s: %s", sequence_id, link.weight_node, error)
+            link.end(sequence_id, pool)
+            failed[sequence_id] = None
+    return slots

@@ -1,0 +1,46 @@
+"""Whether this node can have lanes that kernels exchange through, and how they are made."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import TYPE_CHECKING
+
+from kernelflume.anode.gpu.device_pages import DevicePages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernelflume.anode.gpu.device_link import DeviceLink
+    from kernelflume.anode.kvpool import KvPool
+    from kernelflume.core.regions import DeviceLanes
+    from kernelflume.transport.nixl import NixlTransport
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = {"flashinfer": "flashinfer-python", "cuda.bindings": "cuda-bindings", "libucx": "libucx-cu13"}
+_FORMATS = ("bfloat16", "float16")
+
+
+def device_link_opener(pool: KvPool, transport: NixlTransport) -> Callable[[DeviceLanes], DeviceLink] | None:
+    """Return what makes such lanes for a weight node, or None where the posted path serves alone."""
+    pages = pool.storage
+    if not isinstance(pages, DevicePages):
+        return None
+    missing = [package for module, package in _NEEDED.items() if not _is_installed(module)]
+    if missing:
+        logger.warning("no device path: %s missing; install kernelflume[gpu]", ", ".join(missing))
+        return None
+    if pages.geometry.dtype not in _FORMATS:
+        logger.info("no device path: FlashInfer does not compute in %s", pages.geometry.dtype)
+        return None
+    from kernelflume.anode.gpu.device_link import DeviceLink  # noqa: PLC0415 - needs what was looked for above
+
+    return lambda offer: DeviceLink(offer, pages, transport)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False

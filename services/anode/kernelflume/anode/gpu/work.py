@@ -1,0 +1,19 @@
+"""What a step asks of one lane of an attention node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kernelflume.anode.gpu.page_table import PageTable
+
+
+class LaneWork(NamedTuple):
+    """One lane's share of a step."""
+
+    table: PageTable
+    """Pages of each row that asks; empty where none does."""
+    slots: np.ndarray
+    """int64 [rows stored]: the pool's slot of each, -1 for one that is dropped."""

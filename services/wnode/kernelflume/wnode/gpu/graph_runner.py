@@ -1,0 +1,292 @@
+"""Decode steps by captured graphs, exchanging with the attention nodes by kernels (the device path)."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernelflume.core.errors import PeerLostError
+from kernelflume.cuda.exchange import MAX_NODES, ExchangeKernels
+from kernelflume.cuda.status import StatusWord
+from kernelflume.runtime.clock import Deadline
+from kernelflume.tensor.device import architecture
+from kernelflume.transport.lanes import LaneLayout, graph_buckets
+from kernelflume.transport.memory import register
+from kernelflume.transport.wire import Step
+from kernelflume.wnode.gpu.device_end import DeviceEnd
+from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
+from kernelflume.wnode.gpu.graph import StepGraphs
+from kernelflume.wnode.gpu.lane import LaneBuffers
+from kernelflume.wnode.gpu.lane_routes import LaneRoutes, NodeRows
+from kernelflume.wnode.gpu.program import StepProgram
+from kernelflume.wnode.sampler import is_plain, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from kernelflume.core.geometry import KvGeometry
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.transport.nixl import NixlTransport
+    from kernelflume.wnode.batch import Chunk, StepBatch
+    from kernelflume.wnode.link import Link
+    from kernelflume.wnode.links import LinkTable
+    from kernelflume.wnode.model.decoder import Decoder
+
+_PROBE_INTERVAL_S = 0.1
+
+
+@dataclass(slots=True)
+class _LaneState:
+    """What a lane's device memory holds."""
+
+    shape: tuple[object, ...] = ()
+    """Of the routes uploaded last."""
+    inputs: tuple[tuple[int, int], ...] = ()
+    """(sequence, tokens known) of each row whose next input is there."""
+
+
+class GraphRunner:
+    """Runs steps of decode rows alone. Owned by the step loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        geometry: KvGeometry,
+        transport: NixlTransport,
+        links: LinkTable,
+        clock: Clock,
+        max_rows: int,
+        num_lanes: int,
+        query_first: QueryFirst,
+        timeout_s: float,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        """Allocate the lanes and capture every graph, which takes some seconds.
+
+        Args:
+            decoder: the model on its GPU.
+            geometry: its shape.
+            transport: registers the lanes' memory.
+            links: the attention nodes.
+            clock: for deadlines.
+            max_rows: most rows of a lane.
+            num_lanes: microbatches of a step.
+            query_first: when queries leave.
+            timeout_s: deadline of a step.
+            eos_token_ids: see ``sampler.sample``.
+
+        Raises:
+            ConfigurationError: the kernels cannot be built or run here.
+        """
+        device = decoder.device
+        self._transport = transport
+        self.layout = LaneLayout(geometry, max_rows)
+        self.num_lanes = num_lanes
+        self.query_first = query_first
+        self._decoder = decoder
+        self._links = links
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._eos_token_ids = eos_token_ids
+        self._status = StatusWord(device)
+        kernels = ExchangeKernels(geometry, architecture=architecture(device), timeout_s=timeout_s)
+        self._lanes = [LaneBuffers.allocate(geometry, max_rows, device) for _ in range(num_lanes)]
+        self._stages = [
+            DeviceStage.create(
+                kernels,
+                lane,
+                self.layout,
+                mode=query_first,
+                views=(
+                    transport.local_view(register(transport, lane.query)),
+                    transport.local_view(register(transport, lane.keys_values)),
+                ),
+                status=self._status.address,
+            )
+            for lane in self._lanes
+        ]
+        self._states = [_LaneState() for _ in self._lanes]
+        self._chosen = [torch.zeros(max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
+        self._done = torch.cuda.Event()
+        self.graphs = StepGraphs(StepProgram(decoder, self._lanes, self._stages))
+        for rows in graph_buckets(max_rows):
+            self.graphs.warm((rows,) * num_lanes)
+
+    def make_end(self) -> DeviceEnd:
+        """Return this side of a new link's lanes; called by the thread that prepares links."""
+        return DeviceEnd(
+            self.layout,
+            num_lanes=self.num_lanes,
+            query_first=self.query_first,
+            transport=self._transport,
+            device=self._decoder.device,
+        )
+
+    def can_run(self, batch: StepBatch) -> bool:
+        """True when every row decodes, and every node that takes part has device lanes."""
+        if batch.num_rows != len(batch.chunks) or batch.num_rows > self.num_lanes * self.layout.max_rows:
+            return False
+        if not all(chunk.samples and len(chunk.writes) == 1 for chunk in batch.chunks):
+            return False
+        nodes = {
+            node_id
+            for chunk in batch.chunks
+            for node_id in (*chunk.sequence.route.node_ids, chunk.writes[0].node_id)
+        }
+        return len(nodes) <= MAX_NODES and all(self._end(node_id) is not None for node_id in nodes)
+
+    def run(self, batch: StepBatch, step: int) -> list[tuple[Chunk, int]]:
+        """Run one step; return each row's chunk with its next token.
+
+        Raises:
+            PeerLostError: a node is gone or did not answer; nothing was stored for this step.
+        """
+        parts = self._split(batch.chunks)
+        tail_attends = self.query_first is not QueryFirst.LOCAL
+        routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
+        links = self._tell(routes, step)
+        self._upload(parts, routes, links)
+        buckets = self._bucket(max(len(chunks) for chunks in parts))
+        logits = self.graphs.replay((buckets,) * self.num_lanes)
+        for chosen, lane in zip(self._chosen, self._lanes, strict=True):
+            chosen.copy_(lane.token_ids, non_blocking=True)
+        self._done.record()
+        for index, lane_routes in enumerate(routes):
+            for node_id, rows in lane_routes.nodes.items():
+                end = self._end(node_id)
+                assert end is not None  # noqa: S101 - can_run looked
+                end.advance(index, queried=bool(rows.query_rows), stored=bool(rows.kv_rows))
+        try:
+            self._await(routes, links, step)
+        except PeerLostError:
+            self._retract(links.values(), step)
+            raise
+        return self._choose(parts, logits)
+
+    def _split(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
+        share, left = divmod(len(chunks), self.num_lanes)
+        parts = []
+        first = 0
+        for lane in range(self.num_lanes):
+            end = first + share + (lane < left)
+            parts.append(chunks[first:end])
+            first = end
+        return parts
+
+    def _tell(self, routes: Sequence[LaneRoutes], step: int) -> dict[str, Link]:
+        """Tell every node of its share before the first query; return the links by node id."""
+        links: dict[str, Link] = {}
+        for node_id in dict.fromkeys(node_id for lane in routes for node_id in lane.nodes):
+            link = self._links.of_node(node_id)
+            if link is None:
+                raise PeerLostError(node_id, "not connected")
+            links[node_id] = link
+        for node_id, link in links.items():
+            shares = tuple(lane.nodes.get(node_id, NodeRows()).step for lane in routes)
+            num_pages = sum(lane.nodes[node_id].num_new_pages for lane in routes if node_id in lane.nodes)
+            link.send_step(Step(step, shares), num_pages=num_pages)
+        return links
+
+    def _upload(
+        self, parts: Sequence[Sequence[Chunk]], routes: Sequence[LaneRoutes], links: Mapping[str, Link]
+    ) -> None:
+        """Bring tables and inputs to the device where they are not what it has already."""
+        for index, (chunks, lane_routes) in enumerate(zip(parts, routes, strict=True)):
+            state, lane = self._states[index], self._lanes[index]
+            # A node that started anew has its old id, but other memory.
+            shape = (lane_routes.shape, *(links[node_id].node_name for node_id in lane_routes.nodes))
+            if state.shape != shape:
+                self._stages[index].upload(
+                    lane_routes.tables(index, self._ends(lane_routes.nodes), self.layout.max_rows)
+                )
+                state.shape = shape
+            wanted = tuple((chunk.sequence.sequence_id, chunk.sequence.num_tokens) for chunk in chunks)
+            if state.inputs != wanted:
+                _upload(
+                    lane.token_ids,
+                    [chunk.sequence.tokens(chunk.start, chunk.start + 1)[0] for chunk in chunks],
+                )
+                _upload(lane.positions, [chunk.start for chunk in chunks])
+            state.inputs = tuple((sequence_id, num_tokens + 1) for sequence_id, num_tokens in wanted)
+
+    def _await(self, routes: Sequence[LaneRoutes], links: Mapping[str, Link], step: int) -> None:
+        """Wait until the step is done; a step that cannot be is run to its end, all of its waits giving up.
+
+        Raises:
+            PeerLostError: a node is gone, or did not answer in time.
+        """
+        try:
+            self._receive_until_done(links, step)
+        except PeerLostError:
+            self._status.abort()
+            self._done.synchronize()
+            self._recover()
+            raise
+        failure = self._status.failure
+        if failure is None:
+            return
+        self._recover()
+        name = list(routes[failure.lane].nodes)[failure.node]
+        raise PeerLostError(links[name].node_name, f"no partial within {self._timeout_s:g} s")
+
+    def _receive_until_done(self, links: Mapping[str, Link], step: int) -> None:
+        """Receive notices until the step is done; probe the nodes, for only a send tells of a loss."""
+        probe = Deadline(self._clock, _PROBE_INTERVAL_S)
+        while not self._done.query():
+            self._links.poll()
+            for link in links.values():
+                link.check_step(step)
+            if probe.expired:
+                probe = Deadline(self._clock, _PROBE_INTERVAL_S)
+                for link in links.values():
+                    link.probe()
+
+    def _recover(self) -> None:
+        """Take note that nothing on the device is as it was planned."""
+        self._status.reset()
+        for state in self._states:
+            state.shape, state.inputs = (), ()
+
+    @staticmethod
+    def _retract(links: Iterable[Link], step: int) -> None:
+        """Tell the nodes that are still there to forget what this step stored."""
+        for link in links:
+            with contextlib.suppress(PeerLostError):  # the engine is about to close that one
+                link.send_retract(step)
+
+    def _choose(
+        self, parts: Sequence[Sequence[Chunk]], logits: Sequence[torch.Tensor]
+    ) -> list[tuple[Chunk, int]]:
+        """Take the tokens that the graph chose, or sample where a request wants something else."""
+        chosen: list[tuple[Chunk, int]] = []
+        for index, chunks in enumerate(parts):
+            if all(is_plain(chunk.sequence) for chunk in chunks):
+                tokens = self._chosen[index][: len(chunks)].tolist()
+            else:
+                sequences = [chunk.sequence for chunk in chunks]
+                tokens = sample(logits[index][: len(chunks)], sequences, self._eos_token_ids)
+                self._states[index].inputs = ()
+            chosen += zip(chunks, tokens, strict=True)
+        return chosen
+
+    def _bucket(self, num_rows: int) -> int:
+        return next(rows for rows in graph_buckets(self.layout.max_rows) if rows >= num_rows)
+
+    def _end(self, node_id: str) -> DeviceEnd | None:
+        link = self._links.of_node(node_id)
+        return link.device if link is not None and link.device is not None and link.device.is_open else None
+
+    def _ends(self, node_ids: Mapping[str, object]) -> dict[str, DeviceEnd]:
+        ends = {node_id: self._end(node_id) for node_id in node_ids}
+        return {node_id: end for node_id, end in ends.items() if end is not None}
+
+
+def _upload(target: torch.Tensor, values: Sequence[int]) -> None:
+    """Copy numbers to the front of a device tensor, in stream order."""
+    staged = torch.from_numpy(np.array(values, np.int64)).pin_memory()
+    target[: len(values)].copy_(staged, non_blocking=True)

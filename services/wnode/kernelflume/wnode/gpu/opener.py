@@ -1,0 +1,81 @@
+"""Whether decode steps can run as captured graphs here, and what runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kernelflume.core.geometry import KvGeometry
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.transport.nixl import NixlTransport
+    from kernelflume.wnode.gpu.graph_runner import GraphRunner
+    from kernelflume.wnode.links import LinkTable
+    from kernelflume.wnode.model.decoder import Decoder
+    from kernelflume.wnode.settings import WeightNodeSettings
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = {"triton": "triton", "cuda.bindings": "cuda-bindings", "libucx": "libucx-cu13"}
+
+
+def make_graph_runner(
+    *,
+    decoder: Decoder,
+    geometry: KvGeometry,
+    transport: NixlTransport,
+    links: LinkTable,
+    clock: Clock,
+    settings: WeightNodeSettings,
+    eos_token_ids: frozenset[int],
+) -> GraphRunner | None:
+    """Return what runs decode steps on the device path, or None where they are posted.
+
+    Raises:
+        ConfigurationError: the settings ask for the device path, and it cannot be had.
+    """
+    if settings.data_path == "host" or (settings.data_path == "auto" and decoder.device.type == "cpu"):
+        return None
+    try:
+        _check(decoder)
+        from kernelflume.wnode.gpu.device_stage import QueryFirst  # noqa: PLC0415 - needs what was looked for
+        from kernelflume.wnode.gpu.graph_runner import GraphRunner  # noqa: PLC0415
+
+        lanes = settings.microbatches
+        return GraphRunner(
+            decoder=decoder,
+            geometry=geometry,
+            transport=transport,
+            links=links,
+            clock=clock,
+            max_rows=-(-settings.max_num_seqs // lanes),
+            num_lanes=lanes,
+            query_first=QueryFirst(settings.query_first),
+            timeout_s=settings.exchange_timeout_s,
+            eos_token_ids=eos_token_ids,
+        )
+    except ConfigurationError as error:
+        if settings.data_path == "device":
+            raise
+        logger.warning("no device path, decode steps are posted: %s", error)
+        return None
+
+
+def _check(decoder: Decoder) -> None:
+    if decoder.device.type == "cpu":
+        raise ConfigurationError("data_path: the device path needs device=cuda")
+    missing = [package for module, package in _NEEDED.items() if not _is_installed(module)]
+    if missing:
+        raise ConfigurationError(
+            f"data_path: the device path needs {', '.join(missing)}; install kernelflume[gpu]"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False

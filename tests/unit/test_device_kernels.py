@@ -1,0 +1,89 @@
+"""The kernels and tables of a GPU's attention node that torch can also run on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.anode import GEOMETRY
+
+from kernelflume.anode.gpu.device_kernels import TorchDeviceKernel, choose_device_kernel
+from kernelflume.anode.gpu.device_pages import DevicePages
+from kernelflume.anode.gpu.page_table import PageTable
+from kernelflume.anode.kernels import Share
+from kernelflume.anode.kvpool import HeldSequence, KvPool
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.tensor.partials import Partial
+from kernelflume.tensor.reference import dense_attention
+
+PAGE_TOKENS = 4
+
+
+def filled(lengths: list[int]) -> tuple[DevicePages, list[HeldSequence], list[torch.Tensor]]:
+    """Sequences of so many tokens in pages that are scattered, and their [layers, tokens, 2, heads, dim]."""
+    book = KvPool(GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=64 * PAGE_TOKENS * GEOMETRY.token_bytes)
+    pages = DevicePages(GEOMETRY, page_tokens=PAGE_TOKENS, num_pages=64, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(3)
+    sequences = [HeldSequence() for _ in lengths]
+    written: list[list[torch.Tensor]] = [[] for _ in lengths]
+    # A token of each in turn, so that no sequence's pages follow each other.
+    for position in range(max(lengths)):
+        for index, length in enumerate(lengths):
+            if position < length:
+                slots = book.append(sequences[index], position, 1)
+                shape = (GEOMETRY.num_layers, 1, 2, GEOMETRY.num_kv_heads, GEOMETRY.head_dim)
+                rows = torch.randn(shape, generator=generator)
+                pages.store(slots, rows)
+                written[index].append(rows)
+    return pages, sequences, [torch.cat(rows, 1) if rows else torch.empty(0) for rows in written]
+
+
+def test_rows_over_scattered_pages_equal_the_oracle() -> None:
+    lengths, row_counts = [1, 9, 4, 30], [1, 3, 1, 2]
+    pages, sequences, written = filled(lengths)
+    queries = torch.randn(sum(row_counts), GEOMETRY.num_query_heads, GEOMETRY.head_dim)
+    step = TorchDeviceKernel(pages).plan(
+        queries, [Share(rows, sequence) for rows, sequence in zip(row_counts, sequences, strict=True)]
+    )
+    for layer in range(GEOMETRY.num_layers):
+        into = Partial(torch.full_like(queries, torch.nan), torch.full(queries.shape[:2], torch.nan))
+        step.run(layer, into)
+        row = 0
+        for count, rows in zip(row_counts, written, strict=True):
+            key, value = rows[layer].unbind(1)
+            expected = dense_attention(queries[row : row + count], key, value)
+            torch.testing.assert_close(into.out[row : row + count].double(), expected.out, rtol=0, atol=1e-5)
+            torch.testing.assert_close(into.lse[row : row + count].double(), expected.lse, rtol=0, atol=1e-5)
+            row += count
+
+
+def test_a_sequence_of_which_nothing_is_held_counts_for_nothing() -> None:
+    pages, _, _ = filled([1])
+    queries = torch.randn(2, GEOMETRY.num_query_heads, GEOMETRY.head_dim)
+    into = Partial(torch.full_like(queries, torch.nan), torch.full(queries.shape[:2], torch.nan))
+    TorchDeviceKernel(pages).plan(queries, [Share(2, HeldSequence())]).run(0, into)
+    assert not into.out.any()
+    assert into.lse.eq(-torch.inf).all()
+
+
+def test_float32_is_left_to_torch_and_refused_to_flashinfer() -> None:
+    pages, _, _ = filled([1])
+    assert isinstance(choose_device_kernel("auto", pages), TorchDeviceKernel)
+    with pytest.raises(ConfigurationError, match="not in float32; set kernel=torch"):
+        choose_device_kernel("flashinfer", pages)
+
+
+def test_a_page_table_names_every_page_and_the_last_one_s_tokens() -> None:
+    _, sequences, _ = filled([1, 9, 8])
+    table = PageTable.of(sequences, PAGE_TOKENS)
+    assert table.indptr.tolist() == [0, 1, 4, 6]
+    assert table.last_page_len.tolist() == [1, 1, 4]
+    assert table.indices.tolist() == [page for sequence in sequences for page in sequence.pages]
+
+
+def test_padding_adds_sequences_without_a_page() -> None:
+    _, sequences, _ = filled([5])
+    padded = PageTable.of(sequences, PAGE_TOKENS).padded(4)
+    assert padded.indptr.tolist() == [0, 2, 2, 2, 2]
+    assert padded.last_page_len.tolist() == [1, 0, 0, 0]
+    assert padded.indptr.dtype == padded.last_page_len.dtype == np.int32
