@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernelflume.cuda.exchange import MAX_NODES, RowTables
+from kernelflume.cuda.exchange import RowTables
 from kernelflume.transport.wire import APPEND_DTYPE, PLAN_DTYPE, LaneStep
 
 if TYPE_CHECKING:
