@@ -221,6 +221,8 @@ class Engine:
             # Nothing was stored for this step: the sequences that do not need the node just run it again.
             self._lose(error)
             return
+        if self._graph_runner is not None:
+            self._reporter.num_graph_captures = self._graph_runner.graphs.num_captures
         self._commit(batch, tokens, started)
         for loss in lost:
             self._lose(loss)

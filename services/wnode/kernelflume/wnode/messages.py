@@ -239,6 +239,10 @@ class EngineReport:
     """Rows of the latest such step."""
     step_times: StepTimes | None
     """Where the time of such steps goes."""
+    num_graph_steps: int = 0
+    """Steps that ran as a captured graph, since the start."""
+    num_graph_captures: int = 0
+    """Graphs captured since the start."""
 
 
 @dataclass(frozen=True, slots=True)

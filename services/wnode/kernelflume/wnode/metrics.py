@@ -46,6 +46,13 @@ class WeightNodeMetrics:
         self._moved = Counter(
             "kernelflume_tails_moved", "Tails that moved to another node.", registry=registry
         )
+        self._graph_steps = Counter(
+            "kernelflume_graph_steps", "Steps that ran as one captured graph.", registry=registry
+        )
+        self._captures = Gauge(
+            "kernelflume_graph_captures", "Graphs captured since the start.", registry=registry
+        )
+        self._num_graph_steps = 0
         self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
         self._seen = (0, 0, 0)
 
@@ -62,6 +69,9 @@ class WeightNodeMetrics:
         for seconds in report.step_seconds:
             self._steps.observe(seconds)
         self._exposed.inc(report.exposed_wait_seconds)
+        self._graph_steps.inc(report.num_graph_steps - self._num_graph_steps)
+        self._num_graph_steps = report.num_graph_steps
+        self._captures.set(report.num_graph_captures)
 
     def take_adopted(self, adopted: Adopted) -> None:
         """Note an adopted snapshot."""

@@ -42,6 +42,9 @@ class Reporter:
         self._decode_times: deque[StepTimes] = deque(maxlen=_NUM_DECODE_STEPS)
         self._waited_s = 0.0
         self._num_steps = 0
+        self._num_graph_steps = 0
+        self.num_graph_captures = 0
+        """As told by whoever captures."""
         self._num_restarts = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -74,9 +77,10 @@ class Reporter:
         waited_s: float,
         times: StepTimes | None,
     ) -> None:
-        """Note a step, and report when it is time."""
+        """Note a step, and report when it is time; a step that ran as one graph has no ``times``."""
         self._is_idle_reported = False
         self._num_steps += 1
+        self._num_graph_steps += times is None
         self._prompt_tokens += num_rows - num_tokens
         self._generation_tokens += num_tokens
         self._step_seconds.append(seconds)
@@ -131,6 +135,8 @@ class Reporter:
                 decode_step_s=median(self._decode_seconds) if self._decode_seconds else 0.0,
                 num_decode_rows=self._num_decode_rows,
                 step_times=typical(self._decode_times),
+                num_graph_steps=self._num_graph_steps,
+                num_graph_captures=self.num_graph_captures,
             )
         )
 
