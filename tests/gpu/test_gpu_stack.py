@@ -40,6 +40,8 @@ class GpuStack:
         self._url = f"http://127.0.0.1:{metrics_port}/metrics"
 
     async def metric(self, name: str) -> float:
+        """Return a figure after the engine has had the time to report it."""
+        await asyncio.sleep(2)
         async with httpx.AsyncClient() as client:
             text = (await client.get(self._url)).text
         [value] = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
@@ -104,8 +106,8 @@ def agreement(found: dict[str, list[int]]) -> float:
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 4])
-async def test_graph_steps_agree_with_float32_as_far_as_bfloat16_can(
-    graphs: GpuStack, num_nodes: int
+async def test_graph_steps_agree_with_float32_as_far_as_they_can(
+    graphs: GpuStack, num_nodes: int, record_property: Recorder
 ) -> None:
     await asyncio.to_thread(graphs.stack.scale, num_nodes)
     captures, steps = (
@@ -116,8 +118,7 @@ async def test_graph_steps_agree_with_float32_as_far_as_bfloat16_can(
     share = agreement(found)
     record_property("share of tokens before the first that differs", share)
     assert share > 0.5
-    await asyncio.sleep(1)
-    assert await graphs.metric("kernelflume_graph_captures") == captures
+    assert await graphs.metric("kernelflume_graph_captures") == captures > 0
     assert await graphs.metric("kernelflume_graph_steps_total") > steps
     await graphs.stack.wait_baseline()
 
@@ -158,3 +159,6 @@ async def test_a_killed_node_costs_only_recomputation(graphs: GpuStack) -> None:
     victim.kill()
     await asyncio.gather(*running)
     assert [len(stream.token_ids) for stream in streams] == [400] * len(streams)
+    # The other node goes on: it is not dropped with the one that died.
+    log = (graphs.stack.log_dir / "wnode.log").read_text(encoding="utf-8")
+    assert log.count('"message": "peer ') == 1, log

@@ -53,7 +53,7 @@ class Node:
             np.array([(sequence, 1, held) for sequence, held in plan], PLAN_DTYPE),
             np.array([(sequence, 1, start) for sequence, start in stored], APPEND_DTYPE),
         )
-        return launch_step(self.link, Step(number, (lane,)), self.pool)
+        return launch_step(self.link, Step(number, 0, (lane,)), self.pool)
 
     def held(self, sequence: int) -> int:
         return self.link.sequences[sequence].num_tokens if sequence in self.link.sequences else 0

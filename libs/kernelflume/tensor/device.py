@@ -23,9 +23,15 @@ def choose_device(name: str) -> torch.device:
     if index >= found:
         raise ConfigurationError(f"device: {name} is not there; torch sees {found} GPUs")
     device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
+    use_device(device)
     torch.empty(1, device=device)  # makes the context, which the transport must find at its start
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU this thread's; each thread begins on the first one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def architecture(device: torch.device) -> str:

@@ -58,7 +58,7 @@ _APPEND = struct.Struct("<BBBxIHH")
 _PARTIAL = struct.Struct("<BBHIBxHI")
 _APPENDED = struct.Struct("<BBBxIIH")
 _COUNTED = struct.Struct("<BxHI")
-_STEP = struct.Struct("<BBHI")
+_STEP = struct.Struct("<BBHII")
 _STEP_LANE = struct.Struct("<HH")
 _STEPPED = struct.Struct("<BBHII")
 
@@ -244,11 +244,13 @@ class Step:
     """A decode step that kernels exchange by themselves begins; sent before its first query."""
 
     step: int
+    appends: int
+    """Appends of this weight node's first lane that must have been filed before."""
     lanes: tuple[LaneStep, ...]
 
     def encode(self) -> bytes:
         """Return the notice."""
-        parts = [_STEP.pack(Kind.STEP, len(self.lanes), 0, self.step)]
+        parts = [_STEP.pack(Kind.STEP, len(self.lanes), 0, self.step, self.appends)]
         for lane in self.lanes:
             parts += (
                 _STEP_LANE.pack(len(lane.plan), len(lane.entries)),
@@ -260,7 +262,7 @@ class Step:
     @classmethod
     def decode(cls, payload: bytes) -> Step:
         """Read the notice."""
-        _, num_lanes, _, step = _STEP.unpack_from(payload)
+        _, num_lanes, _, step, appends = _STEP.unpack_from(payload)
         lanes = []
         at = _STEP.size
         for _ in range(num_lanes):
@@ -271,7 +273,7 @@ class Step:
             entries = np.frombuffer(payload, APPEND_DTYPE, num_entries, at)
             at += entries.nbytes
             lanes.append(LaneStep(plan, entries))
-        return cls(step, tuple(lanes))
+        return cls(step, appends, tuple(lanes))
 
 
 @dataclass(frozen=True, slots=True)

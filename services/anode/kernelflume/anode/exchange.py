@@ -161,9 +161,9 @@ class Exchange:
             case wire.Free():
                 self._free(link, notice)
             case wire.Step():
-                self._launch_step(link, notice)
+                link.waiting_step = notice
             case wire.Retract():
-                retract_step(link, notice.step, self._pool)
+                self._retract_step(link, notice.step)
             case wire.Warm(answer=False):
                 self._answer_warm(link)
             case _:
@@ -204,6 +204,11 @@ class Exchange:
             query = link.lanes[index].take_ready_query()
             if query is not None:
                 self._guarded(link, functools.partial(self._answer_query, link, index, query))
+                return True
+        for link in self._links.values():
+            step = link.take_ready_step()
+            if step is not None:
+                self._guarded(link, functools.partial(self._launch_step, link, step))
                 return True
         for link, index in lanes:
             append = link.lanes[index].take_ready_append()
@@ -297,6 +302,13 @@ class Exchange:
             self._queries_served += link.layout.geometry.num_layers
             self._tokens_appended += sum(len(lane.entries) for lane in notice.lanes) - len(answer.failed)
         self._notify(link, answer)
+
+    def _retract_step(self, link: Link, step: int) -> None:
+        """Forget what a step stored, also when it was not launched yet."""
+        if link.waiting_step is not None and link.waiting_step.step == step:
+            self._launch_step(link, link.waiting_step)  # its queries come all the same
+            link.waiting_step = None
+        retract_step(link, step, self._pool)
 
     def _await_filed(self, link: Link) -> None:
         """A launched step may still be writing to pages, at most until its weight node's step ends."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.regions import DeviceLanes
     from kernelflume.transport.base import Transport, WritePlan
+    from kernelflume.transport.wire import Step
 
 MAX_ENDED = 4 * MAX_FREE
 """Ended sequences that a link remembers: far more than can end while one append is under way."""
@@ -53,6 +54,8 @@ class Link:
         self.doorbell = doorbell
         self.device = device
         """Lanes that the weight node's kernels reach by themselves, if there are any."""
+        self.waiting_step: Step | None = None
+        """The step that is launched once every append it relies on is filed."""
         self.stored_last: tuple[int, list[int]] = (-1, [])
         """The step launched last, and the sequences of which it stores a token."""
         self.lanes = [LaneProgress() for _ in buffers]
@@ -70,6 +73,14 @@ class Link:
         """Size of all lanes."""
         own = sum(buffers.num_bytes for buffers in self.buffers)
         return own + (self.device.num_bytes if self.device is not None else 0)
+
+    def take_ready_step(self) -> Step | None:
+        """Return the waiting step if every append it relies on is filed."""
+        step = self.waiting_step
+        if step is None or step.appends > self.lanes[0].appends_filed:
+            return None
+        self.waiting_step = None
+        return step
 
     def held(self, sequence_id: int) -> HeldSequence:
         """Return what is held of a sequence, a new and empty holding at first."""

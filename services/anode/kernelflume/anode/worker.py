@@ -36,7 +36,7 @@ from kernelflume.core.errors import KernelFlumeError, UnavailableError
 from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.runtime.logging import configure
 from kernelflume.runtime.tether import tether_to_parent
-from kernelflume.tensor.device import choose_device, memory_kind
+from kernelflume.tensor.device import choose_device, memory_kind, use_device
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.transport.waiter import Waiter
@@ -84,7 +84,10 @@ class Worker:
         self._waiter = waiter
         self._pool = pool
         self._clock = clock
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-link")
+        # A thread begins on the first GPU, whichever this node's is.
+        self._preparer = ThreadPoolExecutor(
+            1, thread_name_prefix="prepare-link", initializer=use_device, initargs=(pool.device,)
+        )
         self._preparing: dict[int, Future[Link]] = {}
         self._stopping = False
 

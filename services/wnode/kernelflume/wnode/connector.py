@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import HandshakeError, KernelFlumeError, NotFoundError
 from kernelflume.core.handshake import Handshake
+from kernelflume.tensor.device import use_device
 from kernelflume.transport.lanes import LaneLayout
 from kernelflume.wnode.link import NUM_LANES, Link, LinkBuffers
 from kernelflume.wnode.messages import LinkFailed, LinkOffer
@@ -50,6 +51,7 @@ class Connector:
 
     def open(self, node_name: str) -> LinkOffer | LinkFailed:
         """Allocate this side of a link and describe it."""
+        use_device(self._device)
         try:
             buffers = LinkBuffers.create(self._layout, self._transport, self._device)
             device_end = self._device_ends() if self._device_ends is not None else None

@@ -84,6 +84,8 @@ class Engine:
         self._step_clock = StepClock(clock)
         self._kernel_threads = kernel_threads
         self._graph_runner = graph_runner
+        if graph_runner is not None:
+            reporter.num_graph_captures = graph_runner.num_captures
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._seed = seed
@@ -222,7 +224,7 @@ class Engine:
             self._lose(error)
             return
         if self._graph_runner is not None:
-            self._reporter.num_graph_captures = self._graph_runner.graphs.num_captures
+            self._reporter.num_graph_captures = self._graph_runner.num_captures
         self._commit(batch, tokens, started)
         for loss in lost:
             self._lose(loss)

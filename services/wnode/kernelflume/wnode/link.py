@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kernelflume.core.regions import DeviceLanes, MemoryRegion
     from kernelflume.transport.base import Transport, WritePlan
     from kernelflume.transport.doorbell import Doorbell
+    from kernelflume.transport.wire import LaneStep
     from kernelflume.wnode.gpu.device_end import DeviceEnd
     from kernelflume.wnode.messages import LinkAnswer
 
@@ -266,14 +267,14 @@ class Link:
         self.device.release()
         self.device = None
 
-    def send_step(self, step: Step, *, num_pages: int) -> None:
-        """Tell the node that a step begins which kernels drive; it takes at most ``num_pages`` for it.
+    def send_step(self, step: int, lanes: tuple[LaneStep, ...], *, num_pages: int) -> None:
+        """Tell the node that a step begins which kernels drive; it takes ``num_pages`` for it.
 
         Raises:
             PeerLostError: the node is gone.
         """
-        self._steps_in_flight[step.step] = num_pages
-        self.transport.notify(self.node_name, step.encode())
+        self._steps_in_flight[step] = num_pages
+        self.transport.notify(self.node_name, Step(step, self._append_counter, lanes).encode())
         self.ring()
 
     def send_retract(self, step: int) -> None:

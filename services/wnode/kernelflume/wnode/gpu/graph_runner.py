@@ -16,7 +16,6 @@ from kernelflume.runtime.clock import Deadline
 from kernelflume.tensor.device import architecture
 from kernelflume.transport.lanes import LaneLayout, graph_buckets
 from kernelflume.transport.memory import register
-from kernelflume.transport.wire import Step
 from kernelflume.wnode.gpu.device_end import DeviceEnd
 from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
 from kernelflume.wnode.gpu.graph import StepGraphs
@@ -113,9 +112,14 @@ class GraphRunner:
         self._states = [_LaneState() for _ in self._lanes]
         self._chosen = [torch.zeros(max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
         self._done = torch.cuda.Event()
-        self.graphs = StepGraphs(StepProgram(decoder, self._lanes, self._stages))
+        self._graphs = StepGraphs(StepProgram(decoder, self._lanes, self._stages))
         for rows in graph_buckets(max_rows):
-            self.graphs.warm((rows,) * num_lanes)
+            self._graphs.warm((rows,) * num_lanes)
+
+    @property
+    def num_captures(self) -> int:
+        """Graphs captured since the start."""
+        return self._graphs.num_captures
 
     def make_end(self) -> DeviceEnd:
         """Return this side of a new link's lanes; called by the thread that prepares links."""
@@ -149,10 +153,32 @@ class GraphRunner:
         parts = self._split(batch.chunks)
         tail_attends = self.query_first is not QueryFirst.LOCAL
         routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
-        links = self._tell(routes, step)
+        links = self._links_of(routes)
+        try:
+            self._tell(routes, links, step)
+        except PeerLostError:
+            # Those that were told wait for queries: the step runs through for them all the same.
+            self._status.abort()
+            self._launch(parts, routes, links)
+            self._done.synchronize()
+            self._recover()
+            self._retract(links.values(), step)
+            raise
+        logits = self._launch(parts, routes, links)
+        try:
+            self._await(routes, links, step)
+        except PeerLostError:
+            self._retract(links.values(), step)
+            raise
+        return self._choose(parts, logits)
+
+    def _launch(
+        self, parts: Sequence[Sequence[Chunk]], routes: Sequence[LaneRoutes], links: Mapping[str, Link]
+    ) -> list[torch.Tensor]:
+        """Enqueue the step; return the lanes' logits."""
         self._upload(parts, routes, links)
         buckets = self._bucket(max(len(chunks) for chunks in parts))
-        logits = self.graphs.replay((buckets,) * self.num_lanes)
+        logits = self._graphs.replay((buckets,) * self.num_lanes)
         for chosen, lane in zip(self._chosen, self._lanes, strict=True):
             chosen.copy_(lane.token_ids, non_blocking=True)
         self._done.record()
@@ -161,12 +187,7 @@ class GraphRunner:
                 end = self._end(node_id)
                 assert end is not None  # noqa: S101 - can_run looked
                 end.advance(index, queried=bool(rows.query_rows), stored=bool(rows.kv_rows))
-        try:
-            self._await(routes, links, step)
-        except PeerLostError:
-            self._retract(links.values(), step)
-            raise
-        return self._choose(parts, logits)
+        return logits
 
     def _split(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
         share, left = divmod(len(chunks), self.num_lanes)
@@ -178,19 +199,22 @@ class GraphRunner:
             first = end
         return parts
 
-    def _tell(self, routes: Sequence[LaneRoutes], step: int) -> dict[str, Link]:
-        """Tell every node of its share before the first query; return the links by node id."""
+    def _links_of(self, routes: Sequence[LaneRoutes]) -> dict[str, Link]:
         links: dict[str, Link] = {}
         for node_id in dict.fromkeys(node_id for lane in routes for node_id in lane.nodes):
             link = self._links.of_node(node_id)
             if link is None:
                 raise PeerLostError(node_id, "not connected")
             links[node_id] = link
+        return links
+
+    @staticmethod
+    def _tell(routes: Sequence[LaneRoutes], links: Mapping[str, Link], step: int) -> None:
+        """Tell every node of its share, before the first query."""
         for node_id, link in links.items():
             shares = tuple(lane.nodes.get(node_id, NodeRows()).step for lane in routes)
             num_pages = sum(lane.nodes[node_id].num_new_pages for lane in routes if node_id in lane.nodes)
-            link.send_step(Step(step, shares), num_pages=num_pages)
-        return links
+            link.send_step(step, shares, num_pages=num_pages)
 
     def _upload(
         self, parts: Sequence[Sequence[Chunk]], routes: Sequence[LaneRoutes], links: Mapping[str, Link]
