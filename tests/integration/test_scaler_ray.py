@@ -28,7 +28,7 @@ from kernelflume.scaler.providers.settings import RaySettings
 
 pytest.importorskip("ray")
 
-from kernelflume.scaler.providers.ray import RayProvider
+from kernelflume.scaler.providers.ray.provider import RayProvider
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.provider_contract import Command
     from tests.ray_cluster import RayCluster
 
-    from kernelflume.scaler.providers.rayhost import Place
+    from kernelflume.scaler.providers.ray.host import Place
     from kernelflume.store.base import RoutingStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -63,14 +63,18 @@ def provider_of(
 
     fields = {"address": address, "namespace": NAMESPACE, **settings}
     return RayProvider(
-        command, RaySettings(**fields), cluster="test", memory_bytes=1 << 20, log_dir=log_dir, in_use=node_ids
+        command,
+        RaySettings(**fields),
+        cluster="test",
+        memory_bytes=1 << 20,
+        log_dir=log_dir,
+        in_use=node_ids,
+        environment={},
     )
 
 
 async def place_of(provider: RayProvider, node_id: str) -> Place:
-    actor = await provider._hosted[node_id].actor
-    place: Place = await provider._result(actor.place.remote, timeout_s=WAIT_S)
-    return place
+    return await provider._hosted[node_id].place(timeout_s=WAIT_S)
 
 
 @pytest.fixture
@@ -181,7 +185,7 @@ async def test_a_cluster_that_is_not_there_is_an_error_in_time(tmp_path: Path) -
     provider = provider_of(address, tmp_path, lambda node_id, place: SLEEPER(node_id), connect_timeout_s=2.0)
     with pytest.raises(UnavailableError, match=f"the Ray cluster at {address}"):
         await provider.launch(())
-    provider._thread.close()
+    provider._cluster._thread.close()  # leaving would wait for that call once more
 
 
 @pytest.mark.redis

@@ -11,7 +11,7 @@ from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.settings import load
 from kernelflume.scaler.command import attention_node_command, ray_node_command
 from kernelflume.scaler.providers.choice import make_provider
-from kernelflume.scaler.providers.rayhost import Place
+from kernelflume.scaler.providers.ray.host import Place
 from kernelflume.scaler.settings import ScalerSettings
 from kernelflume.store.memory import MemoryStore
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelflume.scaler.providers.spread import least_used
+from kernelflume.scaler.providers.ray.spread import least_used
 
 MACHINES = {"m1": {"CPU": 2.0}, "m2": {"CPU": 2.0, "GPU": 1.0}, "m3": {"CPU": 1.0}}
 
