@@ -37,9 +37,9 @@ class RayActorSettings(BaseModel):
     def _only_custom(cls, resources: dict[str, float]) -> dict[str, float]:
         for name, amount in resources.items():
             if name in _OWN_SETTINGS:
-                raise ValueError(f"{name} has a setting of its own, {_OWN_SETTINGS[name]}")
+                raise ValueError(f"the amount of {name} has a setting of its own, {_OWN_SETTINGS[name]}")
             if amount <= 0:
-                raise ValueError(f"{name}: {amount:g} is no amount to ask for")
+                raise ValueError(f"{amount:g} of {name} is no amount to ask for")
         return resources
 
     @field_validator("address")
