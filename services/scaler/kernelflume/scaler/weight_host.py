@@ -78,9 +78,10 @@ async def _host(settings: WeightHostSettings, cluster: RayCluster, output: Binar
         ending = service.end.result()
     finally:
         await service.stop(grace_s=settings.stop_grace_s)
-        await asyncio.wait({copying}, timeout=_LAST_LOG_S)
+        if service.has_started:
+            await asyncio.wait({copying}, timeout=_LAST_LOG_S)
         copying.cancel()
-        await service.terminate(grace_s=settings.stop_grace_s)
+        await service.kill()
         await asyncio.gather(copying, return_exceptions=True)
     raise (ConfigurationError if ending.code == EXIT_REFUSED else UnavailableError)(ending.how)
 

@@ -78,6 +78,8 @@ class HostedService:
         self._is_unwanted = False
         self._is_placed = False
         """True once Ray has found a place for the actor: one that has none hears nothing."""
+        self.has_started = False
+        """True once the actor was told to run the service: from then on there may be a log."""
         self.end: asyncio.Task[Ending]
         """Ends with the service, and says how that ended."""
 
@@ -90,7 +92,7 @@ class HostedService:
         """Take over a service that an earlier process started; returns at once."""
         self._making = asyncio.get_running_loop().create_future()
         self._making.set_result(actor)
-        self._is_placed = True
+        self._is_placed = self.has_started = True
         self.end = asyncio.create_task(self._live_on(actor), name=f"host {self._job.node_id}")
 
     async def stop(self, *, grace_s: float) -> None:
@@ -109,6 +111,10 @@ class HostedService:
     async def terminate(self, *, grace_s: float) -> None:
         """Stop the service in order, kill it after the grace, then end its actor."""
         await self.stop(grace_s=grace_s)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End its actor, and with it the service if that still runs."""
         try:
             await self._cluster.kill(await self._actor())
             await asyncio.wait({self.end}, timeout=_KILL_TIMEOUT_S)
@@ -205,8 +211,10 @@ class HostedService:
             missing = await self._cluster.result(
                 lambda: actor.missing.remote(job.needed_paths), timeout_s=_ANSWER_TIMEOUT_S
             )
-        except (UnavailableError, DeadlineError) as error:
+        except UnavailableError as error:
             return Ending(f"its Ray actor is gone: {error}")
+        except DeadlineError as error:
+            return Ending(f"its Ray actor cannot tell what can be read on {where}: {error}")
         if missing:
             return Ending(
                 f"{job.needed_by}: {', '.join(missing)} cannot be read on {where}, where Ray put it",
@@ -214,6 +222,7 @@ class HostedService:
             )
         logger.info("%s starts on %s, log %s", job.title, where, job.log_path)
         command = job.command(place)
+        self.has_started = True
         return await self._until_end(
             actor, lambda: actor.run.remote(command, job.log_path, dict(job.environment))
         )
