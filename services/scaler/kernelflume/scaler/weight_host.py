@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEMANDED_BY = "--weight-node-cpus and --weight-node-resources of `kernelflume serve`; ray.* and memory here"
+_DEMANDED_BY = "--weight-node-cpus and --weight-node-resources of `kernelflume serve`"
 _LOG_TIMEOUT_S = 30.0
 """Longest wait for an answer about the log; an actor without news answers sooner."""
 _LAST_LOG_S = 2.0

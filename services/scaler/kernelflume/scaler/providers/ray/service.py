@@ -247,7 +247,7 @@ class HostedService:
 
     async def _explain_no_place(self) -> str:
         job = self._job
-        asked = ", ".join(f"{name} {amount:g}" for name, amount in job.demands.items()) or "nothing"
+        asked = ", ".join(_amount(name, amount) for name, amount in job.demands.items()) or "nothing"
         waited = (
             f"Ray found no place for it within {job.placement_timeout_s:g} s: it asks for {asked} "
             f"({job.demanded_by})"
@@ -258,8 +258,12 @@ class HostedService:
             return waited
         if not any(_covers(has, job.demands) for has in machines.values()):
             return f"{waited}; no machine of the cluster has as much"
-        left = ", ".join(f"{name} {free.get(name, 0):g}" for name in job.demands)
+        left = ", ".join(_amount(name, free.get(name, 0.0)) for name in job.demands)
         return f"{waited}; free in the whole cluster: {left}"
+
+
+def _amount(name: str, amount: float) -> str:
+    return f"{name} {amount / 2**20:.0f} MiB" if name == "memory" else f"{name} {amount:g}"
 
 
 def _covers(has: Mapping[str, float], demands: Mapping[str, float]) -> bool:
