@@ -91,11 +91,19 @@ def ray_cluster(num_nodes: int, *, num_cpus: int) -> Iterator[RayCluster]:
             running.weights_host = running.add(num_cpus=num_cpus, resources={"weights": 1}).node_ip_address
             yield running
         finally:
+            children = [
+                info.process
+                for node in cluster.list_all_nodes()
+                for infos in node.all_processes.values()
+                for info in infos
+            ]
             try:
                 with contextlib.suppress(Exception):  # what it leaves is killed below
                     cluster.shutdown()
             finally:
                 end_all(folder)
+                for child in children:
+                    child.wait(WAIT_S)  # it is gone: this is for the one who holds it to know
                 shutil.rmtree(folder, ignore_errors=True)
 
 
