@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,13 @@ class RayCluster:
     def add(self, **options: Any) -> Any:
         """Start one more node; its address is another one of the loopback network."""
         self._num_nodes += 1
-        return self._cluster.add_node(
-            node_ip_address=f"127.0.0.{FIRST_HOST + self._num_nodes}",
-            object_store_memory=OBJECT_STORE_BYTES,
-            num_gpus=0,
-            **options,
-        )
+        with sigterm_kept():
+            return self._cluster.add_node(
+                node_ip_address=f"127.0.0.{FIRST_HOST + self._num_nodes}",
+                object_store_memory=OBJECT_STORE_BYTES,
+                num_gpus=0,
+                **options,
+            )
 
     def remove(self, node: Any) -> None:
         """Kill a node's raylet and what belongs to it, as if its machine were gone."""
@@ -76,15 +78,17 @@ def ray_cluster(num_nodes: int, *, num_cpus: int) -> Iterator[RayCluster]:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         from ray.cluster_utils import Cluster
 
+        # With it the kernel ends Ray's processes with this one, however that ends.
         cluster = Cluster(shutdown_at_exit=True)
         try:
-            cluster.add_node(
-                num_cpus=0,
-                num_gpus=0,
-                include_dashboard=False,
-                include_log_monitor=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-            )
+            with sigterm_kept():
+                cluster.add_node(
+                    num_cpus=0,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    include_log_monitor=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                )
             running = RayCluster(cluster)
             for _ in range(num_nodes - 1):
                 running.add(num_cpus=num_cpus)
@@ -105,6 +109,16 @@ def ray_cluster(num_nodes: int, *, num_cpus: int) -> Iterator[RayCluster]:
                 for child in children:
                     child.wait(WAIT_S)  # it is gone: this is for the one who holds it to know
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Undo that Ray takes SIGTERM for itself: it would end the nodes, and leave the tests running."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def end_all(folder: str) -> None:
