@@ -1,10 +1,13 @@
-"""A real Ray cluster of several nodes on this machine, none of which is left at the end."""
+"""A real Ray cluster of several nodes on this machine, of which nothing is left at the end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import signal
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -14,67 +17,130 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WAIT_S = 60.0
+LEAVE_S = 10.0
+"""How long Ray's processes may take to end by themselves."""
 OBJECT_STORE_BYTES = 80 * 1024**2
 """The least that Ray takes; nothing is kept there."""
+FIRST_HOST = 10
 
 
 class RayCluster:
-    """A head that offers nothing, and nodes, each with a raylet of its own as a machine would have."""
+    """A head that offers nothing, and nodes, each with its own raylet and address, as machines have."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
+        self._num_nodes = 0
         self.address: str = cluster.address
+        self.weights_host = ""
+        """Address of the node that has the custom resource ``weights``."""
 
     def add(self, **options: Any) -> Any:
-        """Start one more node."""
-        return self._cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, **options)
+        """Start one more node; its address is another one of the loopback network."""
+        self._num_nodes += 1
+        with sigterm_kept():
+            return self._cluster.add_node(
+                node_ip_address=f"127.0.0.{FIRST_HOST + self._num_nodes}",
+                object_store_memory=OBJECT_STORE_BYTES,
+                num_gpus=0,
+                **options,
+            )
 
     def remove(self, node: Any) -> None:
         """Kill a node's raylet and what belongs to it, as if its machine were gone."""
         node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
         self._cluster.worker_nodes.discard(node)
 
-    def node_of(self, process: psutil.Process) -> Any:
-        """Return the node that runs a process of an actor, or of an actor's child."""
-        ancestors = {parent.pid for parent in process.parents()}
-        return next(
-            node
-            for node in self._cluster.worker_nodes
-            if node.all_processes["raylet"][0].process.pid in ancestors
-        )
+    @property
+    def hosts(self) -> set[str]:
+        """Addresses of the nodes."""
+        return {node.node_ip_address for node in self._cluster.worker_nodes}
+
+    def node_at(self, host: str) -> Any:
+        """Return the node of an address."""
+        return next(node for node in self._cluster.worker_nodes if node.node_ip_address == host)
 
 
 @contextlib.contextmanager
 def ray_cluster(num_nodes: int, *, num_cpus: int) -> Iterator[RayCluster]:
     """Run a cluster for the length of the block; whatever happens in it, every process of Ray's is ended.
 
-    Skips the test where ray is not installed.
+    The last node has one of the custom resource ``weights``. Skips the test where ray is not installed.
     """
+    pytest.importorskip("ray")
+    # Not pytest's folder: the paths of Ray's sockets must be short. What was started is known by it, too.
+    folder = tempfile.mkdtemp(prefix="kf-")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Ask nodes more often: one that refuses is found dead sooner, one that is busy has as long as ever.
+        patch.setenv("RAY_health_check_period_ms", "500")
         # A raylet starts workers with its own environment: they must find what the tests import.
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-        pytest.importorskip("ray")
         from ray.cluster_utils import Cluster
 
-        before = set(psutil.Process().children(recursive=True))
+        # With it the kernel ends Ray's processes with this one, however that ends.
         cluster = Cluster(shutdown_at_exit=True)
         try:
-            cluster.add_node(
-                num_cpus=0, num_gpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES
-            )
+            with sigterm_kept():
+                cluster.add_node(
+                    num_cpus=0,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    include_log_monitor=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                )
             running = RayCluster(cluster)
-            for _ in range(num_nodes):
-                running.add(num_cpus=num_cpus, num_gpus=0)
+            for _ in range(num_nodes - 1):
+                running.add(num_cpus=num_cpus)
+            running.weights_host = running.add(num_cpus=num_cpus, resources={"weights": 1}).node_ip_address
             yield running
         finally:
-            started = set(psutil.Process().children(recursive=True)) - before
+            children = [
+                info.process
+                for node in cluster.list_all_nodes()
+                for infos in node.all_processes.values()
+                for info in infos
+            ]
             try:
                 with contextlib.suppress(Exception):  # what it leaves is killed below
                     cluster.shutdown()
             finally:
-                for process in started:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
-                _, alive = psutil.wait_procs(started, timeout=WAIT_S)
-                assert not alive, alive
+                end_all(folder)
+                for child in children:
+                    child.wait(WAIT_S)  # it is gone: this is for the one who holds it to know
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Undo that Ray takes SIGTERM for itself: it would end the nodes, and leave the tests running."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_all(folder: str) -> None:
+    """Wait for the processes that were started with this folder as Ray's own, and kill those that stay."""
+    _, staying = psutil.wait_procs(started_with(folder), timeout=LEAVE_S)
+    for process in {*staying, *started_with(folder)}:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, alive = psutil.wait_procs(staying, timeout=WAIT_S)
+    assert not alive, alive
+    assert not started_with(folder)
+
+
+def started_with(folder: str) -> list[psutil.Process]:
+    """Return the living processes whose environment names the folder, wherever in the tree they are."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                process.environ().get("RAY_TMPDIR") == folder
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.pid != os.getpid()
+            ):
+                found.append(process)
+    return found

@@ -38,14 +38,20 @@ def cluster() -> Iterator[RayCluster]:
         yield running
 
 
-def nodes_of(cluster_name: str) -> list[psutil.Process]:
-    """Return the attention nodes' processes: the services, not the workers below them."""
+def services_of(cluster_name: str, service: str) -> list[psutil.Process]:
+    """Return the services' processes of one kind: not the workers below them, nor a host of theirs."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if words[1:3] == ["-m", "kernelflume.anode"] and cluster_name in words:
+        if words[1:3] == ["-m", f"kernelflume.{service}"] and cluster_name in words:
             found.append(process)
     return found
+
+
+def host_of(process: psutil.Process) -> str:
+    """Return the host that a service's command line says it serves at."""
+    words = process.cmdline()
+    return words[words.index("--address") + 1].rpartition(":")[0]
 
 
 async def check(stack: Stack) -> None:
@@ -55,26 +61,45 @@ async def check(stack: Stack) -> None:
     await asyncio.gather(*(one(name, golden) for name, golden in GOLDEN.items()))
 
 
-async def test_equal_tokens_on_three_ray_nodes_and_after_the_loss_of_a_drained_one(
+async def test_equal_tokens_with_every_node_an_actor_after_the_loss_of_a_drained_one_and_the_end_with_w(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    flags = ["--provider", "ray", "--ray-address", cluster.address, "--attention-nodes", "3"]
     name = tmp_path.name
-    with serve(tmp_path, *flags, "--cluster", name, KERNELFLUME_WNODE_MAX_RANGE_TOKENS="16") as stack:
-        assert {node["address"].rpartition(":")[0] for node in stack.nodes()} != {"127.0.0.1"}
-        processes = nodes_of(name)
-        ray_nodes = {process: cluster.node_of(process) for process in processes}
-        assert len({id(ray_node) for ray_node in ray_nodes.values()}) == 3
+    flags = [
+        "--provider",
+        "ray",
+        "--ray-address",
+        cluster.address,
+        "--attention-nodes",
+        "3",
+        "--cluster",
+        name,
+    ]
+    flags += ["--weight-node-provider", "ray", "--weight-node-resources", '{"weights": 1}']
+    with serve(tmp_path, *flags, KERNELFLUME_WNODE_MAX_RANGE_TOKENS="16") as stack:
+        [weight_node] = services_of(name, "wnode")
+        assert host_of(weight_node) == cluster.weights_host
+        hosts = {node["node_id"]: node["address"].rpartition(":")[0] for node in stack.nodes()}
+        assert set(hosts.values()) == cluster.hosts
+        processes = services_of(name, "anode")
+        assert {host_of(process) for process in processes} == cluster.hosts
         await check(stack)
         # Sequences were long enough to be spread over all of them.
         assert all(statistics.queries_served for statistics in await stack.statistics())
 
-        before = {node["node_id"] for node in stack.nodes()}
-        await asyncio.to_thread(stack.scale, 2)
-        [drained] = before - {node["node_id"] for node in stack.nodes()}
-        [gone] = [process for process in processes if not process.is_running()]
-        cluster.remove(ray_nodes[gone])
+        drained = next(node_id for node_id, host in hosts.items() if host != cluster.weights_host)
+        await asyncio.to_thread(stack.command, "drain", drained, "--wait")
+        assert [process.is_running() for process in processes].count(False) == 1
+        await asyncio.to_thread(cluster.remove, cluster.node_at(hosts[drained]))
         await check(stack)
-        assert {node["node_id"] for node in stack.nodes()} == before - {drained}
-    _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
+        assert {node["node_id"] for node in stack.nodes()} == hosts.keys() - {drained}
+
+        # What `serve` tells of a weight node's process it tells of its actor, and nothing stays.
+        actor = weight_node.parent()
+        assert actor is not None
+        actor.kill()
+        _, told = await asyncio.to_thread(stack.process.communicate, timeout=WAIT_S)
+        assert stack.process.returncode == 1
+        assert "the weight node on Ray ended with exit code 1: stopped: its Ray actor is gone" in told
+    _, alive = psutil.wait_procs([weight_node, *processes], timeout=WAIT_S)
     assert not alive

@@ -19,16 +19,18 @@ from tests.provider_contract import (
 )
 from tests.ray_cluster import ray_cluster
 from tests.scaler_rig import WAIT_S, eventually, scaler_rig
+from tests.weight_host import CLUSTER, weight_host
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.routing import NodeState
-from kernelflume.runtime.service import free_port
+from kernelflume.runtime.service import EXIT_REFUSED, free_port
 from kernelflume.scaler.operation import Result
-from kernelflume.scaler.providers.settings import RaySettings
+from kernelflume.scaler.providers.settings import RayActorSettings, RaySettings
 
 pytest.importorskip("ray")
 
-from kernelflume.scaler.providers.ray import RayProvider
+from kernelflume.scaler.providers.ray.cluster import RayCluster as RayConnection
+from kernelflume.scaler.providers.ray.provider import RayProvider
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterator
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from tests.provider_contract import Command
     from tests.ray_cluster import RayCluster
 
-    from kernelflume.scaler.providers.rayhost import Place
+    from kernelflume.scaler.providers.ray.host import Place
     from kernelflume.store.base import RoutingStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -63,14 +65,18 @@ def provider_of(
 
     fields = {"address": address, "namespace": NAMESPACE, **settings}
     return RayProvider(
-        command, RaySettings(**fields), cluster="test", memory_bytes=1 << 20, log_dir=log_dir, in_use=node_ids
+        command,
+        RaySettings(**fields),
+        cluster="test",
+        memory_bytes=1 << 20,
+        log_dir=log_dir,
+        in_use=node_ids,
+        environment={},
     )
 
 
 async def place_of(provider: RayProvider, node_id: str) -> Place:
-    actor = await provider._hosted[node_id].actor
-    place: Place = await provider._result(actor.place.remote, timeout_s=WAIT_S)
-    return place
+    return await provider._hosted[node_id].place(timeout_s=WAIT_S)
 
 
 @pytest.fixture
@@ -181,7 +187,94 @@ async def test_a_cluster_that_is_not_there_is_an_error_in_time(tmp_path: Path) -
     provider = provider_of(address, tmp_path, lambda node_id, place: SLEEPER(node_id), connect_timeout_s=2.0)
     with pytest.raises(UnavailableError, match=f"the Ray cluster at {address}"):
         await provider.launch(())
-    provider._thread.close()
+    provider._cluster._thread.close()  # leaving would wait for that call once more
+
+
+class TestWeightHost:
+    """A weight node as an actor: to whoever started its host, it is that process."""
+
+    @pytest.fixture(autouse=True)
+    async def nothing_is_left(self, cluster: RayCluster) -> AsyncIterator[None]:
+        yield
+        ray_cluster = RayConnection(RayActorSettings(address=cluster.address, namespace=NAMESPACE))
+        await ray_cluster.join()
+
+        async def none_is_there() -> bool:
+            return await ray_cluster.actors(CLUSTER) == []
+
+        await eventually(none_is_there)
+        await ray_cluster.leave()
+
+    def test_it_runs_where_its_resources_are_and_ends_in_order(
+        self, cluster: RayCluster, tmp_path: Path
+    ) -> None:
+        flags = ("--ray.resources", '{"weights": 1}', "--ray.num-cpus", "2")
+        with weight_host(tmp_path, cluster.address, *flags, KERNELFLUME_WNODE_SEED="7") as host:
+            told = host.wait_line("up")
+            assert told["at"] == f"{cluster.weights_host}:0"
+            # Its settings have come with it, and its log is here as well as there.
+            assert (told["threads"], told["seed"]) == ("2", "7")
+            host.process.terminate()
+            assert host.process.wait(WAIT_S) == 0
+            assert "ended in order" in host.lines()
+        assert "ended in order" in (tmp_path / "logs" / "w-1.log").read_text()
+
+    async def test_it_is_put_where_no_attention_node_is(
+        self, make: Callable[..., RayProvider], cluster: RayCluster, tmp_path: Path
+    ) -> None:
+        provider = make()
+        places = [await place_of(provider, await provider.launch(())) for _ in range(2)]
+        with weight_host(tmp_path, cluster.address) as host:
+            _, address = await asyncio.to_thread(host.wait_weight_node)
+            [free] = cluster.hosts - {place.host for place in places}
+            assert address == f"{free}:0"
+
+    def test_what_is_asked_for_and_not_there_is_told_with_the_setting(
+        self, cluster: RayCluster, tmp_path: Path
+    ) -> None:
+        flags = ("--ray.num-cpus", "64", "--ray.placement-timeout-s", "0.5")
+        with weight_host(tmp_path, cluster.address, *flags) as host:
+            code, line = host.wait_end()
+        assert code == 1
+        assert "Ray found no place for it within 0.5 s: it asks for CPU 64 (--weight-node-cpus" in line
+        assert "no machine of the cluster has as much" in line
+
+    def test_a_model_that_is_not_on_its_ray_node_is_refused(
+        self, cluster: RayCluster, tmp_path: Path
+    ) -> None:
+        absent = str(tmp_path / "absent")
+        with weight_host(tmp_path, cluster.address, "--model", absent) as host:
+            code, line = host.wait_end()
+        assert code == EXIT_REFUSED
+        assert f"refused to start: model: {absent} cannot be read on Ray node" in line
+
+    def test_a_weight_node_that_refuses_is_a_refusal(self, cluster: RayCluster, tmp_path: Path) -> None:
+        with weight_host(tmp_path, cluster.address, fake=("--fail", str(EXIT_REFUSED))) as host:
+            code, line = host.wait_end()
+        assert code == EXIT_REFUSED
+        assert "refused to start: ended with code 2: the model is no good" in line
+
+    @pytest.mark.parametrize(
+        ("victim", "reason"), [("service", "was ended by SIGKILL"), ("actor", "its Ray actor is gone")]
+    )
+    async def test_its_death_is_told(
+        self, cluster: RayCluster, tmp_path: Path, victim: str, reason: str
+    ) -> None:
+        with weight_host(tmp_path, cluster.address) as host:
+            process, _ = await asyncio.to_thread(host.wait_weight_node)
+            actor = process.parent()
+            assert actor is not None
+            (process if victim == "service" else actor).kill()
+            code, line = await asyncio.to_thread(host.wait_end)
+            await gone(process)
+        assert code == 1
+        assert f"stopped: {reason}" in line
+
+    async def test_it_ends_with_its_host(self, cluster: RayCluster, tmp_path: Path) -> None:
+        with weight_host(tmp_path, cluster.address) as host:
+            process, _ = await asyncio.to_thread(host.wait_weight_node)
+            host.process.kill()
+            await gone(process)
 
 
 @pytest.mark.redis

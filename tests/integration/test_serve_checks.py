@@ -110,5 +110,25 @@ def test_a_log_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert "--log-dir: cannot make" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ([], "needs --provider ray: attention nodes on this machine's loopback cannot be reached"),
+        (["--provider", "ray", "--ray-address", "local"], "needs a cluster that is there"),
+    ],
+)
+def test_a_weight_node_on_ray_that_could_not_work(flags: list[str], reason: str, tmp_path: Path) -> None:
+    line = refused(tmp_path, "smollm2", "--weight-node-provider", "ray", *flags)
+    assert f"--weight-node-provider: ray {reason}" in line
+
+
+@pytest.mark.parametrize("text", ["weights", "[1]", '{"weights": 0}', '{"weights": true}', '{"CPU": "1"}'])
+def test_resources_that_are_none(text: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "smollm2", "--weight-node-resources", text])
+    assert result.exit_code == 2
+    assert "--weight-node-resources" in result.stderr
+    assert "is no JSON" in result.stderr
+
+
 def test_port_0_takes_a_free_one() -> None:
     assert checked_port("--port", "127.0.0.1", 0) != 0

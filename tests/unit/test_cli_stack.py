@@ -12,6 +12,11 @@ import pytest
 from kernelflume.cli.stack import PartSpec, Ports, Probe, StackOptions, base_url, plan_stack
 from kernelflume.cli.threads import ThreadBudget, all_threads, divide_threads
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.runtime.settings import load
+from kernelflume.scaler.command import weight_node_command
+from kernelflume.scaler.providers.ray.host import Place
+from kernelflume.scaler.weight_host_settings import WeightHostSettings
+from kernelflume.wnode.settings import WeightNodeSettings
 
 GEOMETRY = KvGeometry(
     model_id="small",
@@ -128,6 +133,51 @@ def test_on_ray_all_that_attention_nodes_reach_is_on_the_node_host() -> None:
     told = flags(weight_node)
     assert (told["--address"], told["--doorbell-host"]) == ("10.0.0.5:8200", "10.0.0.5")
     assert (told["--threads"], told["--threads-beside-attention"]) == ("8", "8")
+
+
+def test_a_weight_node_on_ray_is_started_by_its_host_and_found_by_its_lease() -> None:
+    options = replace(
+        OPTIONS,
+        provider="ray",
+        ray_address="head:6379",
+        node_host="10.0.0.5",
+        weight_node_provider="ray",
+        weight_node_cpus=4.0,
+        weight_node_resources='{"weights": 1}',
+        max_model_len=512,
+        common_flags=("--tracing.otlp-endpoint=http://127.0.0.1:4317",),
+    )
+    stages = plan_stack(
+        options,
+        checkpoint=Path("/shared/small"),
+        geometry=replace(GEOMETRY, model_id="small, but good"),
+        ports=Ports(redis=6000, weight_node=8200),
+        threads=all_threads(8),
+        embedded_redis=["valkey-server"],
+        redis_password="secret",  # noqa: S106 - of a server that nobody starts
+        weight_bytes=1000,
+    )
+    host = stages[1][1]
+    url = "redis://:secret@10.0.0.5:6000/0"
+    assert (host.name, host.probes) == ("wnode", ((Probe.MEMBER, url),))
+    assert host.command[:3] == (sys.executable, "-m", "kernelflume.scaler.weight_host")
+    settings = load(WeightHostSettings, list(host.command[3:]), program="host")
+    assert (settings.ray.address, settings.ray.num_cpus) == ("head:6379", 4.0)
+    assert settings.ray.demands(memory_bytes=settings.memory) == {
+        "CPU": 4.0,
+        "memory": 1000.0,
+        "weights": 1.0,
+    }
+    assert (settings.redis_url, settings.cluster, settings.log_dir) == (url, "test", Path("/logs"))
+    command = weight_node_command(settings, Place(ray_node="n", host="10.0.0.9", python="/opt/python"))
+    assert command[:3] == ["/opt/python", "-m", "kernelflume.wnode"]
+    node = load(WeightNodeSettings, command[3:], program="wnode")
+    assert (node.node_id, node.model, node.threads) == ("w-1", "/shared/small", 4)
+    assert (node.address, node.doorbell_host) == ("10.0.0.9:0", "10.0.0.9")
+    assert (node.served_model_id, node.dtype, node.seed) == ("small, but good", "float32", 7)
+    assert (node.redis_url, node.cluster, node.max_model_len) == (url, "test", 512)
+    assert node.tracing.otlp_endpoint == "http://127.0.0.1:4317"
+    assert node.exit_with_parent
 
 
 def test_on_one_machine_nothing_of_ray_is_told_and_loopback_does() -> None:

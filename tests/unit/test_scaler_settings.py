@@ -11,7 +11,7 @@ from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.settings import load
 from kernelflume.scaler.command import attention_node_command, ray_node_command
 from kernelflume.scaler.providers.choice import make_provider
-from kernelflume.scaler.providers.rayhost import Place
+from kernelflume.scaler.providers.ray.host import Place
 from kernelflume.scaler.settings import ScalerSettings
 from kernelflume.store.memory import MemoryStore
 
@@ -72,6 +72,11 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ([*GEOMETRY_FLAGS, "--ray.address", "nonsense"], r"--ray\.address"),
         ([*GEOMETRY_FLAGS, "--ray.num-cpus", "-1"], r"--ray\.num_cpus"),
+        (
+            [*GEOMETRY_FLAGS, "--ray.resources", '{"CPU": 2}'],
+            r"--ray\.resources: the amount of CPU has a setting of its own, num-cpus",
+        ),
+        ([*GEOMETRY_FLAGS, "--ray.resources", '{"nic": 0}'], r"--ray\.resources: 0 of nic is no amount"),
         ([*GEOMETRY_FLAGS, "--kubernetes.namespace", "Not_A_Name"], r"--kubernetes\.namespace"),
         ([*GEOMETRY_FLAGS, "--kubernetes.request-timeout-s", "0"], r"--kubernetes\.request_timeout_s"),
         ([*GEOMETRY_FLAGS, "--attention-node-memory", "much"], "--attention-node-memory"),
@@ -149,8 +154,8 @@ def test_a_missing_library_is_named_with_what_to_install(
     provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, provider, None)
-    monkeypatch.delitem(sys.modules, f"kernelflume.scaler.providers.{provider}", raising=False)
-    monkeypatch.delitem(sys.modules, "kernelflume.scaler.providers.statefulset", raising=False)
+    for module in ("kubernetes", "statefulset", "ray.provider", "ray.service", "ray.cluster"):
+        monkeypatch.delitem(sys.modules, f"kernelflume.scaler.providers.{module}", raising=False)
     settings = parse(*GEOMETRY_FLAGS, "--provider", provider)
     with pytest.raises(ConfigurationError, match=rf"provider: {provider} needs .*kernelflume\[{provider}\]"):
         make_provider(settings, MemoryStore())

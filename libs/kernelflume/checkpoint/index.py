@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,11 @@ class WeightIndex:
     tensors: Mapping[str, StoredTensor]
     digest: bytes
     """SHA-256 over the headers and samples of the data; see ``sampled_digest``."""
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers in all tensors together."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @classmethod
     def from_folder(cls, folder: Path) -> WeightIndex:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from pathlib import Path
@@ -23,6 +24,21 @@ def utf8(value: Any) -> Any:
         except UnicodeEncodeError as error:
             raise typer.BadParameter(f"{text!r} is not UTF-8") from error
     return value
+
+
+def amounts(text: str) -> str:
+    """Let an option's text through that is a JSON object of names and amounts above 0."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no JSON: {error}") from error
+    if not isinstance(found, dict) or not all(map(_is_amount, found.values())):
+        raise typer.BadParameter(f'{text!r} is no JSON object like {{"name": 1}}')
+    return text
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 ScalerAddress = Annotated[

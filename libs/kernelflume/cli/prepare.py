@@ -18,6 +18,7 @@ from kernelflume.cli.stack import LOCALHOST, PartSpec, Ports, StackOptions, plan
 from kernelflume.cli.tables import size
 from kernelflume.cli.threads import all_threads, divide_threads
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import DTYPE_BYTES
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import free_port
 from kernelflume.store.embedded import embedded_command
@@ -80,6 +81,8 @@ def with_node_host(options: StackOptions) -> StackOptions:
         ConfigurationError: ray is not installed, no address was found, or the given one is not of this
             machine.
     """
+    if options.weight_node_provider == "ray":
+        check_weight_node_on_ray(options)
     if options.provider != "ray":
         return options
     if find_spec("ray") is None:
@@ -87,6 +90,23 @@ def with_node_host(options: StackOptions) -> StackOptions:
     host = options.node_host or own_address(towards_host(options.ray_address))
     checked_port("--node-host", host, 0)
     return replace(options, node_host=host)
+
+
+def check_weight_node_on_ray(options: StackOptions) -> None:
+    """Check that a weight node on Ray reaches the attention nodes, and the same cluster.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    flag = "--weight-node-provider: ray"
+    if options.provider != "ray":
+        raise ConfigurationError(
+            f"{flag} needs --provider ray: attention nodes on this machine's loopback cannot be reached"
+        )
+    if options.ray_address == "local":
+        raise ConfigurationError(
+            f"{flag} needs a cluster that is there: one of --ray-address local is the scaler's alone"
+        )
 
 
 def towards_host(ray_address: str) -> str:
@@ -175,8 +195,13 @@ def find_model(model: str, reporter: StartReporter) -> Checkpoint:
 
 def geometry_of(checkpoint: Checkpoint, dtype: str) -> KvGeometry:
     """Return what attention nodes are told of a model; keys and values are kept in the model's format."""
-    concrete = _CPU_DTYPE if dtype == "auto" else dtype
+    concrete = concrete_dtype(dtype)
     return checkpoint.geometry(concrete, concrete)
+
+
+def concrete_dtype(dtype: str) -> str:
+    """Return the format that ``auto`` means here, or the one that was named."""
+    return _CPU_DTYPE if dtype == "auto" else dtype
 
 
 def plan(
@@ -209,4 +234,5 @@ def plan(
         if options.redis_url
         else embedded_command(ports.redis, options.log_dir, host=host, password=password),
         redis_password=password,
+        weight_bytes=checkpoint.weights.num_elements * DTYPE_BYTES[concrete_dtype(options.dtype)],
     )

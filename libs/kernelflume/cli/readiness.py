@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kernelflume.cli.stack import Probe
+from kernelflume.cli.stack import WEIGHT_NODE_ID, Probe
 from kernelflume.core.errors import UnavailableError
+from kernelflume.core.leases import NodeKind
 from kernelflume.core.routing import NodeState
 from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.status import error_of
@@ -40,6 +41,7 @@ class Readiness:
             Probe.GRPC: self._grpc,
             Probe.TOPOLOGY: self._topology,
             Probe.CONNECTED: self._connected,
+            Probe.MEMBER: self._member,
             Probe.HTTP: self._http,
         }
 
@@ -92,6 +94,19 @@ class Readiness:
         if num_prepared >= self._num_attention_nodes:
             return None
         return f"connected to {num_prepared} of {self._num_attention_nodes} attention nodes"
+
+    async def _member(self, url: str) -> str | None:
+        store = RedisStore(url, cluster=self._cluster, timeout_s=PROBE_TIMEOUT_S)
+        try:
+            living = await store.living(NodeKind.WEIGHT)
+        except UnavailableError as error:
+            return str(error)
+        finally:
+            await store.close()
+        for record in living:
+            if record.node_id == WEIGHT_NODE_ID:
+                return await self._grpc(record.address) or await self._connected(record.address)
+        return "it has not told its address yet"
 
     async def _http(self, url: str) -> str | None:
         return await asyncio.to_thread(http_fault, url)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import MODEL_HELP, Dtype, state_dir, utf8
+from kernelflume.cli.options import MODEL_HELP, Dtype, amounts, state_dir, utf8
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
 from kernelflume.cli.scaling_files import (
@@ -91,6 +91,28 @@ def serve(
             "starts one here."
         ),
     ] = "auto",
+    weight_node_provider: Annotated[
+        Literal["process", "ray"],
+        typer.Option(
+            help="Where the weight node runs: on this machine, or with --provider ray as an actor too. The "
+            "model's folder must then be readable under the same path on its Ray node."
+        ),
+    ] = "process",
+    weight_node_cpus: Annotated[
+        float,
+        typer.Option(
+            min=0, help="CPUs that a weight node on Ray asks for; also the threads of its kernels, 0 for all."
+        ),
+    ] = 1.0,
+    weight_node_resources: Annotated[
+        str,
+        typer.Option(
+            callback=amounts,
+            metavar="JSON",
+            help='Custom resources that a weight node on Ray asks for, like {"weights": 1}: they say which '
+            "machines may run it.",
+        ),
+    ] = "{}",
     node_host: Annotated[
         str,
         typer.Option(
@@ -132,8 +154,9 @@ def serve(
 ) -> None:
     """Run the whole stack on this machine: store, scaler, attention nodes, weight node and router.
 
-    With `--provider ray` attention nodes run on the machines of a Ray cluster instead. Store and weight node
-    then listen where those reach them: keep that network to yourself.
+    With `--provider ray` attention nodes run on the machines of a Ray cluster instead, and with
+    `--weight-node-provider ray` so does the weight node. Everything but the router then listens where those
+    machines reach it: keep that network to yourself.
 
     A setting of a service that has no flag here is given by its environment variable, such as
     KERNELFLUME_WNODE_MAX_NUM_SEQS; `kernelflume wnode --help` lists them.
@@ -173,6 +196,9 @@ def serve(
         provider=provider,
         ray_address=ray_address,
         node_host=node_host if provider == "ray" else LOCALHOST,
+        weight_node_provider=weight_node_provider,
+        weight_node_cpus=weight_node_cpus,
+        weight_node_resources=weight_node_resources,
     )
     # Reading checkpoints needs libraries that no other command does.
     from kernelflume.cli.prepare import prepare  # noqa: PLC0415

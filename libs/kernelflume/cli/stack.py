@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
 
 LOCALHOST = "127.0.0.1"
+WEIGHT_NODE_ID = "w-1"
 
 
 class Probe(StrEnum):
@@ -29,6 +30,8 @@ class Probe(StrEnum):
     """The scaler reports as many active attention nodes as were asked for, or more."""
     CONNECTED = "connected"
     """The weight node has prepared as many attention nodes as were asked for."""
+    MEMBER = "member"
+    """The weight node's lease is in the store, and GRPC and CONNECTED hold at the address that it tells."""
     HTTP = "http"
     """GET /ready answers 200."""
 
@@ -68,6 +71,12 @@ class StackOptions:
     """As the scaler's ray.address."""
     node_host: str = LOCALHOST
     """Address of this machine under which attention nodes reach the store and the weight node."""
+    weight_node_provider: str = "process"
+    """``process`` or ``ray``: where the weight node runs."""
+    weight_node_cpus: float = 1.0
+    """CPUs that a weight node on Ray asks for; also the threads of its kernels."""
+    weight_node_resources: str = "{}"
+    """Custom resources that a weight node on Ray asks for, as the JSON object that Ray's settings take."""
 
     @property
     def is_local(self) -> bool:
@@ -107,6 +116,7 @@ def plan_stack(
     threads: ThreadBudget,
     embedded_redis: Sequence[str],
     redis_password: str = "",
+    weight_bytes: int = 0,
 ) -> tuple[tuple[PartSpec, ...], ...]:
     """Return the parts by stages: a stage starts when the one before is ready, its parts all together.
 
@@ -120,6 +130,7 @@ def plan_stack(
         threads: kernel threads of each process.
         embedded_redis: command of the embedded server; not used with ``options.redis_url``.
         redis_password: what that server asks for; empty if nothing.
+        weight_bytes: size of the weights in memory, which a weight node on Ray asks for.
     """
     credentials = f":{redis_password}@" if redis_password else ""
     redis_url = options.redis_url or f"redis://{credentials}{options.node_host}:{ports.redis}/0"
@@ -135,7 +146,6 @@ def plan_stack(
     )
     lengths = ("--max-model-len", str(options.max_model_len)) if options.max_model_len else ()
     scaler_address = f"{LOCALHOST}:{options.scaler_port}"
-    weight_node_address = f"{options.node_host}:{ports.weight_node}"
     provider = ("--ray.address", options.ray_address) if options.provider == "ray" else ()
 
     redis = PartSpec(
@@ -166,26 +176,30 @@ def plan_stack(
         # It ends its attention nodes first, and where they run on Ray leaves the cluster.
         stop_grace_s=10.0 if options.provider == "process" else 20.0,
     )
-    weight_node = PartSpec(
-        name="wnode",
-        title="weight node",
-        command=_service(
-            "wnode",
-            *("--node-id", "w-1"),
-            *("--address", weight_node_address),
-            *("--doorbell-host", options.node_host),
-            *("--model", str(checkpoint)),
-            *("--served-model-id", geometry.model_id),
-            *("--dtype", geometry.dtype),
-            *("--seed", str(options.seed)),
-            *("--threads", str(threads.weight_node)),
-            *("--threads-beside-attention", str(threads.weight_node_beside_attention)),
-            *transport,
-            *lengths,
-            *common,
-        ),
-        probes=((Probe.GRPC, weight_node_address), (Probe.CONNECTED, weight_node_address)),
+    model = (
+        *("--served-model-id", geometry.model_id),
+        *("--dtype", geometry.dtype),
+        *("--seed", str(options.seed)),
+        *transport,
+        *lengths,
     )
+    if options.weight_node_provider == "ray":
+        weight_node = _ray_weight_node(
+            options,
+            checkpoint=checkpoint,
+            redis_url=redis_url,
+            weight_bytes=weight_bytes,
+            model=model,
+            common=common,
+        )
+    else:
+        weight_node = _local_weight_node(
+            options,
+            checkpoint=checkpoint,
+            address=f"{options.node_host}:{ports.weight_node}",
+            threads=threads,
+            flags=(*model, *common),
+        )
     router = PartSpec(
         name="router",
         title="router",
@@ -204,6 +218,63 @@ def plan_stack(
     # What answers clients ends first and the store last; attention nodes outlive the node that uses them.
     services = (scaler, weight_node, router)
     return (services,) if options.redis_url else ((redis,), services)
+
+
+def _local_weight_node(
+    options: StackOptions,
+    *,
+    checkpoint: Path,
+    address: str,
+    threads: ThreadBudget,
+    flags: Sequence[str],
+) -> PartSpec:
+    return PartSpec(
+        name="wnode",
+        title="weight node",
+        command=_service(
+            "wnode",
+            *("--node-id", WEIGHT_NODE_ID),
+            *("--address", address),
+            *("--doorbell-host", options.node_host),
+            *("--model", str(checkpoint)),
+            *("--threads", str(threads.weight_node)),
+            *("--threads-beside-attention", str(threads.weight_node_beside_attention)),
+            *flags,
+        ),
+        probes=((Probe.GRPC, address), (Probe.CONNECTED, address)),
+    )
+
+
+def _ray_weight_node(
+    options: StackOptions,
+    *,
+    checkpoint: Path,
+    redis_url: str,
+    weight_bytes: int,
+    model: Sequence[str],
+    common: Sequence[str],
+) -> PartSpec:
+    return PartSpec(
+        name="wnode",
+        title="weight node on Ray",
+        command=_service(
+            "scaler.weight_host",
+            *("--node-id", WEIGHT_NODE_ID),
+            *("--ray.address", options.ray_address),
+            *("--ray.num-cpus", f"{options.weight_node_cpus:g}"),
+            *("--ray.resources", options.weight_node_resources),
+            *("--memory", str(weight_bytes)),
+            *("--model", str(checkpoint)),
+            *("--log-dir", str(options.log_dir)),
+            # As one JSON list: commas would divide a name.
+            *("--weight-node-args", json.dumps(model)),
+            *common,
+        ),
+        # Where it serves is known once Ray has put it somewhere.
+        probes=((Probe.MEMBER, redis_url),),
+        # It ends the weight node first, then leaves the Ray cluster.
+        stop_grace_s=20.0,
+    )
 
 
 def base_url(host: str, port: int) -> str:

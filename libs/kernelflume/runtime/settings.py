@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -112,6 +113,12 @@ class ServiceSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Keep arguments over environment; no .env file and no secrets folder is read behind one's back."""
         return init_settings, env_settings
+
+
+def service_environment(service: str) -> dict[str, str]:
+    """Return those variables of this process that set a service, to be passed on to its machine."""
+    prefix = f"KERNELFLUME_{service.upper()}_"
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
 S = TypeVar("S", bound=ServiceSettings)

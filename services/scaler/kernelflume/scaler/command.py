@@ -1,4 +1,4 @@
-"""The command line of an attention node that a provider starts."""
+"""The command lines of nodes that are started from here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernelflume.scaler.providers.rayhost import Place
+    from kernelflume.scaler.providers.ray.host import Place
     from kernelflume.scaler.settings import ScalerSettings
+    from kernelflume.scaler.weight_host_settings import WeightHostSettings
 
 
 def attention_node_command(settings: ScalerSettings, node_id: str, address: str) -> list[str]:
@@ -26,6 +27,28 @@ def ray_node_command(settings: ScalerSettings, node_id: str, place: Place) -> li
     threads = settings.attention_node_threads or int(settings.ray.num_cpus)
     own = ["--doorbell-host", place.host, *(("--threads", str(threads)) if threads else ())]
     return _command(settings, node_id, f"{place.host}:0", python=place.python, more=own)
+
+
+def weight_node_command(settings: WeightHostSettings, place: Place) -> list[str]:
+    """Return how the weight node is started on a Ray node, with as many threads as Ray gave it CPUs.
+
+    It picks a free port there and tells it with its lease.
+    """
+    return [
+        *(settings.weight_node_command or [place.python, "-m", "kernelflume.wnode"]),
+        *("--node-id", settings.node_id),
+        *("--model", settings.model),
+        *("--address", f"{place.host}:0"),
+        *("--doorbell-host", place.host),
+        *("--redis-url", settings.redis_url),
+        *("--cluster", settings.cluster),
+        *("--threads", str(int(settings.ray.num_cpus))),
+        *("--log-level", settings.log_level),
+        "--exit-with-parent",
+        *settings.tls.flags(),
+        *settings.tracing.flags(),
+        *settings.weight_node_args,
+    ]
 
 
 def _command(

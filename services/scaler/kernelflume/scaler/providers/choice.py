@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.runtime.settings import service_environment
 from kernelflume.scaler.command import attention_node_command, ray_node_command
 from kernelflume.scaler.providers.process import ProcessProvider
 from kernelflume.scaler.providers.standby import StandbyProvider
@@ -40,7 +41,9 @@ def make_provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
 
 def _ray(settings: ScalerSettings, in_use: Callable[[], Awaitable[Collection[str]]]) -> Provider:
     try:
-        from kernelflume.scaler.providers.ray import RayProvider  # noqa: PLC0415 - optional dependency
+        from kernelflume.scaler.providers.ray.provider import (  # noqa: PLC0415 - optional dependency
+            RayProvider,
+        )
     except ImportError as error:
         raise ConfigurationError(f"provider: ray needs `pip install 'kernelflume[ray]'`: {error}") from error
     return RayProvider(
@@ -50,6 +53,7 @@ def _ray(settings: ScalerSettings, in_use: Callable[[], Awaitable[Collection[str
         memory_bytes=settings.attention_node_memory,
         log_dir=settings.log_dir.absolute(),
         in_use=in_use,
+        environment=service_environment("anode"),
     )
 
 

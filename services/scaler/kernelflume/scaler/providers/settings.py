@@ -7,11 +7,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 _GROUP = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+_OWN_SETTINGS = {"CPU": "num-cpus", "GPU": "num-gpus", "memory": "the size of its memory"}
 _DNS_LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
-class RaySettings(BaseModel):
-    """Where and as what attention nodes run on Ray."""
+class RayActorSettings(BaseModel):
+    """Where and as what a service runs on Ray."""
 
     model_config = _GROUP
 
@@ -21,18 +22,25 @@ class RaySettings(BaseModel):
     namespace: str = Field(default="kernelflume", pattern="^[A-Za-z0-9_.-]+$")
     """Ray namespace of the actors; each is called CLUSTER/NODE there."""
     num_cpus: float = Field(default=1.0, ge=0)
-    """CPUs that a node asks Ray for; also the threads of its kernels, unless attention-node-threads says."""
+    """CPUs that each node asks Ray for; also the threads of its kernels, unless told otherwise."""
     num_gpus: float = Field(default=0.0, ge=0)
-    """GPUs that a node asks Ray for."""
+    """GPUs that each node asks Ray for."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """Custom resources that a node asks Ray for, as {"name": amount}."""
-    lifetime: Literal["scaler", "detached"] = "scaler"
-    """`scaler`: nodes end with the scaler, however it ends. `detached`: they outlive it, and the next scaler
-    takes those over that are in the routing table."""
+    """Custom resources that each node asks Ray for, as {"name": amount}: they say where it may run."""
     connect_timeout_s: float = Field(default=30.0, gt=0)
     """Longest wait for the Ray cluster to answer, at the start and at each call."""
     placement_timeout_s: float = Field(default=30.0, gt=0)
     """A node has failed when Ray has found no place for it after this long."""
+
+    @field_validator("resources")
+    @classmethod
+    def _only_custom(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name in _OWN_SETTINGS:
+                raise ValueError(f"the amount of {name} has a setting of its own, {_OWN_SETTINGS[name]}")
+            if amount <= 0:
+                raise ValueError(f"{amount:g} of {name} is no amount to ask for")
+        return resources
 
     @field_validator("address")
     @classmethod
@@ -48,6 +56,14 @@ class RaySettings(BaseModel):
         """Return what one node asks Ray for, as Ray names it."""
         asked = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(memory_bytes), **self.resources}
         return {name: amount for name, amount in asked.items() if amount}
+
+
+class RaySettings(RayActorSettings):
+    """Where and as what attention nodes run on Ray, and for how long."""
+
+    lifetime: Literal["scaler", "detached"] = "scaler"
+    """`scaler`: nodes end with the scaler, however it ends. `detached`: they outlive it, and the next scaler
+    takes those over that are in the routing table."""
 
 
 class KubernetesSettings(BaseModel):
