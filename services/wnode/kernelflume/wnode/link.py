@@ -114,7 +114,8 @@ class Link:
     _device_answer: DeviceLanes | None = None
     _steps_in_flight: dict[int, int] = field(default_factory=dict)
     """Step -> most pages that the node will take for it, until it answers."""
-    _mismatched_step: int = -1
+    _refusal: str = ""
+    """Why the node cannot be used any more; empty while it can."""
     _query_plan: WritePlan | None = None
     _append_plans: list[WritePlan] = field(default_factory=list)
     _append_counter: int = 0
@@ -273,6 +274,7 @@ class Link:
         Raises:
             PeerLostError: the node is gone.
         """
+        self.check()
         self._steps_in_flight[step] = num_pages
         self.transport.notify(self.node_name, Step(step, self._append_counter, lanes).encode())
         self.ring()
@@ -283,18 +285,25 @@ class Link:
         Raises:
             PeerLostError: the node is gone.
         """
-        self._steps_in_flight.pop(step, None)
         self.transport.notify(self.node_name, Retract(step).encode())
         self.ring()
 
-    def check_step(self, step: int) -> None:
-        """Look whether the node refused a step.
+    def has_launched(self, step: int) -> bool:
+        """True when the node has answered a step, and did not refuse it."""
+        return step not in self._steps_in_flight and not self._refusal
+
+    def refuse(self, reason: str) -> None:
+        """Use the node no more."""
+        self._refusal = self._refusal or reason
+
+    def check(self) -> None:
+        """Look whether the node can still be used.
 
         Raises:
-            PeerLostError: it does not hold what the step's plan named.
+            PeerLostError: it does not hold what a step's plan named, or is out of step.
         """
-        if self._mismatched_step == step:
-            raise PeerLostError(self.node_name, f"its keys and values do not fit the plan of step {step}")
+        if self._refusal:
+            raise PeerLostError(self.node_name, self._refusal)
 
     def send_free(self, sequence_ids: Sequence[int]) -> None:
         """Tell the node that sequences ended.
@@ -350,7 +359,7 @@ class Link:
                 self.num_free_pages = notice.num_free_pages
                 self.failed_sequences.extend(notice.failed)
                 if notice.status is not RowStatus.OK:
-                    self._mismatched_step = notice.step
+                    self.refuse(f"its keys and values do not fit the plan of step {notice.step}")
             case Warm(answer=True):
                 self.is_warm = True
                 self.num_free_pages = notice.num_free_pages

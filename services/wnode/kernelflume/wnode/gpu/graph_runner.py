@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from kernelflume.wnode.model.decoder import Decoder
 
 _PROBE_INTERVAL_S = 0.1
+_RETRACT_TIMEOUT_S = 2.0
+"""A node answers a step before it waits for its first query."""
 
 
 @dataclass(slots=True)
@@ -154,19 +156,13 @@ class GraphRunner:
         tail_attends = self.query_first is not QueryFirst.LOCAL
         routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
         links = self._links_of(routes)
-        try:
-            self._tell(routes, links, step)
-        except PeerLostError:
-            # Those that were told wait for queries: the step runs through for them all the same.
+        loss = self._tell(routes, links, step)
+        if loss is not None:
+            # The others wait for queries now, so the step runs, and none of its own waits is in earnest.
             self._status.abort()
-            self._launch(parts, routes, links)
-            self._done.synchronize()
-            self._recover()
-            self._retract(links.values(), step)
-            raise
         logits = self._launch(parts, routes, links)
         try:
-            self._await(routes, links, step)
+            self._await(routes, links, loss)
         except PeerLostError:
             self._retract(links.values(), step)
             raise
@@ -209,12 +205,17 @@ class GraphRunner:
         return links
 
     @staticmethod
-    def _tell(routes: Sequence[LaneRoutes], links: Mapping[str, Link], step: int) -> None:
-        """Tell every node of its share, before the first query."""
+    def _tell(routes: Sequence[LaneRoutes], links: Mapping[str, Link], step: int) -> PeerLostError | None:
+        """Tell every node of its share, before the first query; return the first loss."""
+        loss: PeerLostError | None = None
         for node_id, link in links.items():
             shares = tuple(lane.nodes.get(node_id, NodeRows()).step for lane in routes)
             num_pages = sum(lane.nodes[node_id].num_new_pages for lane in routes if node_id in lane.nodes)
-            link.send_step(step, shares, num_pages=num_pages)
+            try:
+                link.send_step(step, shares, num_pages=num_pages)
+            except PeerLostError as error:
+                loss = loss or error
+        return loss
 
     def _upload(
         self, parts: Sequence[Sequence[Chunk]], routes: Sequence[LaneRoutes], links: Mapping[str, Link]
@@ -238,14 +239,21 @@ class GraphRunner:
                 _upload(lane.positions, [chunk.start for chunk in chunks])
             state.inputs = tuple((sequence_id, num_tokens + 1) for sequence_id, num_tokens in wanted)
 
-    def _await(self, routes: Sequence[LaneRoutes], links: Mapping[str, Link], step: int) -> None:
+    def _await(
+        self,
+        routes: Sequence[LaneRoutes],
+        links: Mapping[str, Link],
+        loss: PeerLostError | None,
+    ) -> None:
         """Wait until the step is done; a step that cannot be is run to its end, all of its waits giving up.
 
         Raises:
-            PeerLostError: a node is gone, or did not answer in time.
+            PeerLostError: a node is gone, or did not answer in time; ``loss``, where it was known before.
         """
         try:
-            self._receive_until_done(links, step)
+            if loss is not None:
+                raise loss
+            self._receive_until_done(links)
         except PeerLostError:
             self._status.abort()
             self._done.synchronize()
@@ -258,17 +266,20 @@ class GraphRunner:
         name = list(routes[failure.lane].nodes)[failure.node]
         raise PeerLostError(links[name].node_name, f"no partial within {self._timeout_s:g} s")
 
-    def _receive_until_done(self, links: Mapping[str, Link], step: int) -> None:
+    def _receive_until_done(self, links: Mapping[str, Link]) -> None:
         """Receive notices until the step is done; probe the nodes, for only a send tells of a loss."""
         probe = Deadline(self._clock, _PROBE_INTERVAL_S)
         while not self._done.query():
             self._links.poll()
             for link in links.values():
-                link.check_step(step)
+                link.check()
             if probe.expired:
                 probe = Deadline(self._clock, _PROBE_INTERVAL_S)
                 for link in links.values():
                     link.probe()
+        self._links.poll()
+        for link in links.values():
+            link.check()
 
     def _recover(self) -> None:
         """Take note that nothing on the device is as it was planned."""
@@ -276,12 +287,22 @@ class GraphRunner:
         for state in self._states:
             state.shape, state.inputs = (), ()
 
-    @staticmethod
-    def _retract(links: Iterable[Link], step: int) -> None:
-        """Tell the nodes that are still there to forget what this step stored."""
+    def _retract(self, links: Iterable[Link], step: int) -> None:
+        """Have the nodes that are still there forget what this step stored, and hear that they launched it.
+
+        One that did not is out of step with its counters: its link is refused from now on.
+        """
+        told = []
         for link in links:
             with contextlib.suppress(PeerLostError):  # the engine is about to close that one
                 link.send_retract(step)
+                told.append(link)
+        deadline = Deadline(self._clock, _RETRACT_TIMEOUT_S)
+        while not all(link.has_launched(step) for link in told) and not deadline.expired:
+            self._links.poll()
+        for link in told:
+            if not link.has_launched(step):
+                link.refuse(f"it did not launch step {step}")
 
     def _choose(
         self, parts: Sequence[Sequence[Chunk]], logits: Sequence[torch.Tensor]
