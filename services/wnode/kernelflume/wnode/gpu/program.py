@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name every PyTorch program uses
 
 from kernelflume.wnode.gpu.kernels import gate, rms_norm, rotate_keys, rotate_queries
+from kernelflume.wnode.model.linear import PlainLinear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,11 +104,15 @@ class _LaneRun:
             self._finish_layer(layer - 1)
         weights, num_rows, lane = self._decoder.layers[layer], self._num_rows, self._lane
         normed = rms_norm(self._hidden, self._delta, weights.input_norm)
-        self._project_query(weights, normed)
         if self._stage.query_first:
+            self._rotate_query(weights, weights.query(normed))
             self._stage.dispatch_query(layer, num_rows)
+            key_value = weights.key_value(normed)
+        else:
+            query, key_value = project_together(weights, normed)
+            self._rotate_query(weights, query)
         rotate_keys(
-            weights.key_value(normed),
+            key_value,
             self._cos,
             self._sin,
             weights.key_norm,
@@ -128,14 +133,9 @@ class _LaneRun:
         self._lane.positions[: self._num_rows].add_(1)
         return logits
 
-    def _project_query(self, weights: DecoderLayer, normed: Tensor) -> None:
-        rotate_queries(
-            weights.query(normed),
-            self._cos,
-            self._sin,
-            weights.query_norm,
-            self._lane.query[: self._num_rows],
-        )
+    def _rotate_query(self, weights: DecoderLayer, projected: Tensor) -> None:
+        out = self._lane.query[: self._num_rows]
+        rotate_queries(projected, self._cos, self._sin, weights.query_norm, out)
 
     def _finish_layer(self, layer: int) -> None:
         weights, num_rows = self._decoder.layers[layer], self._num_rows
@@ -147,3 +147,20 @@ class _LaneRun:
         normed = rms_norm(self._hidden, projected, weights.post_norm)
         down: Tensor = weights.down(gate(weights.gate_up(normed)))
         self._delta = down if weights.down_bias is None else down + weights.down_bias
+
+
+def project_together(weights: DecoderLayer, normed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the projected queries and keys with values of ``normed`` [n, hidden], by one product.
+
+    ``build_decoder`` has put their weights side by side, on a GPU.
+    """
+    query, key_value = weights.query, weights.key_value
+    if not isinstance(query, PlainLinear) or not isinstance(key_value, PlainLinear):
+        raise TypeError("weights on a GPU are not packed")
+    width, hidden = query.weight.shape
+    total = width + key_value.weight.shape[0]
+    together = query.weight.as_strided((total, hidden), (hidden, 1))
+    first, rest = F.linear(normed, together).split((width, total - width), dim=1)
+    if query.bias is not None and key_value.bias is not None:
+        first, rest = first + query.bias, rest + key_value.bias
+    return first, rest

@@ -220,6 +220,9 @@ class _Loader:
         query, query_bias = self._interleaved(query, query_bias, config.num_query_heads)
         key, key_bias = self._interleaved(key, key_bias, config.num_kv_heads)
         key_value = torch.cat((key, value))
+        if self._device.type != "cpu":
+            # Side by side in memory, so that one product can serve all three where nothing leaves early.
+            query, key_value = torch.cat((query, key_value)).split((query_width, 2 * kv_width))
         projections = self.gain_exponent(query, key_value)
         query_linear = make_linear(query, query_bias, exponent=projections)
         key_value_linear = make_linear(key_value, _concatenated(key_bias, value_bias), exponent=projections)
