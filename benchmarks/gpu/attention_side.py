@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernelflume.anode.gpu.decode import PagedDecode
+from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.anode.gpu.graph import PARITIES, LaneGraphs
 from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
@@ -152,6 +154,35 @@ class AttentionSide:
             torch.cuda.synchronize()
             graphs.warm(num_rows)
 
+    def time_attention(self) -> list[float]:
+        """Measure the attention of each lane alone: seconds a layer."""
+        found = []
+        for index, graphs in enumerate(self.graphs):
+            lane, rows = self.lanes[index], len(self.tokens[index])
+            decode = PagedDecode(
+                self.pages,
+                num_rows=rows,
+                workspace=allocate_workspace(self.device),
+                max_pages=self.pages.num_pages,
+            )
+            with torch.inference_mode(), torch.cuda.stream(graphs.stream):
+                decode.plan(self._table(index))
+                graphs.stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=graphs.stream):
+                    for layer in range(self.workload.num_layers):
+                        decode.run(layer, lane.queries[:rows], lane.out[:rows], lane.lse[:rows])
+                times = []
+                for _ in range(10):
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    begin.record()
+                    graph.replay()
+                    end.record()
+                    graphs.stream.synchronize()
+                    times.append(begin.elapsed_time(end))
+            found.append(sorted(times)[5] * 1e-3 / self.workload.num_layers)
+        return found
+
     @property
     def rows(self) -> tuple[int, ...]:
         """Rows of each lane."""
@@ -239,6 +270,8 @@ def attention_main(connection: Connection, name: str, device: int) -> None:
             elif order == "connect" and side is not None:
                 side.connect(values[0])
                 connection.send("connected")
+            elif order == "time" and side is not None:
+                connection.send(("timed", side.time_attention()))
             elif order == "run" and side is not None:
                 connection.send(("ran", side.run(values[0])))
     except Exception as error:  # noqa: BLE001 - told to the process that waits for an answer

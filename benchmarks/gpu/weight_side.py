@@ -188,6 +188,26 @@ class WeightSide:
             tables[2, node, :num_rows] = np.arange(num_rows)
         stage.upload(memory)
 
+    def time_alone(self, num_steps: int = 12) -> float:
+        """Measure the weight node without any attention node, before ``link``: seconds a layer, all lanes."""
+        self.graphs.warm(self.workload.lane_rows)
+        times = []
+        for _ in range(num_steps):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self.graphs.replay(self.workload.lane_rows)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        return float(sorted(times)[num_steps // 2]) * 1e-3 / self.workload.num_layers
+
+    def time_attention(self) -> list[float]:
+        """Have the nodes measure their attention alone: the slowest's seconds a layer, for each lane."""
+        for process in self.processes:
+            process.tell("time")
+        answers = [process.answer(self.transport)[1] for process in self.processes]
+        return [max(lanes) for lanes in zip(*answers, strict=True)]
+
     def set_inputs(self, token_ids: torch.Tensor) -> None:
         """Set each row's input token and position."""
         first = 0
