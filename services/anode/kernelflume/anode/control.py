@@ -27,7 +27,6 @@ class WorkerConfig:
     doorbell_host: str
     wait: WaitPolicy
     log_level: str
-    shell_pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

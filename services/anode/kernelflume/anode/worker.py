@@ -1,7 +1,8 @@
 """The worker process of an attention node: pool, transport and step loop. Torch lives here alone.
 
-Started by the shell as ``python -m kernelflume.anode.worker FD``, where FD is its end of the control pipe.
-The main thread runs the loop; a second one prepares links, so that no query waits for a connect.
+Started by the shell as ``python -m kernelflume.anode.worker FD``, where FD is its end of the control pipe, or
+forked with that end. The main thread runs the loop; a second one prepares links, so that no query waits for a
+connect.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from kernelflume.anode.selftest import check_kernel
 from kernelflume.core.errors import KernelFlumeError, UnavailableError
 from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.runtime.logging import configure
-from kernelflume.runtime.tether import tether_to_parent
 from kernelflume.tensor.device import choose_device, memory_kind
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.transport.nixl import NixlTransport
@@ -204,11 +204,12 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
     return worker
 
 
-def main(file_descriptor: int) -> None:
-    """Run a worker on the control pipe that the shell passed down."""
-    control = Connection(file_descriptor)
-    config: WorkerConfig = control.recv()
-    tether_to_parent(config.shell_pid)
+def run_worker(control: Connection) -> None:
+    """Be the worker at this end of the control pipe, until the shell stops it or is gone."""
+    try:
+        config: WorkerConfig = control.recv()
+    except EOFError:  # the shell did not get as far as that; it says why
+        return
     # A Ctrl-C reaches every process of the terminal; the shell ends this one in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure("anode", config.log_level)
@@ -222,4 +223,4 @@ def main(file_descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    run_worker(Connection(int(sys.argv[1])))
