@@ -30,6 +30,17 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """How long the parts of a worker's start took."""
+
+    transport_s: float
+    """Making the transport's agent."""
+    pool_s: float
+    """Faulting the KV pool in."""
+    self_test_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """First message of a worker: memory is faulted in and the self-test passed."""
 
@@ -39,6 +50,7 @@ class Ready:
     """DRAM or VRAM: where weight nodes write to."""
     num_pages: int
     num_threads: int
+    times: StartTimes
 
 
 @dataclass(frozen=True, slots=True)

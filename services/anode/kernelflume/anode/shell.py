@@ -83,8 +83,10 @@ async def serve(settings: AttentionNodeSettings, launched: LaunchedWorker, stop:
         )
         cleanup.push_async_callback(presence.leave)
         logger.info(
-            "ready at %s: %s, %d pages of %d tokens, %d threads, %s",
+            "ready at %s: %s, %d pages of %d tokens, %d threads, %s "
+            "(transport made in %.3f s, pool faulted in within %.3f s, kernel tested in %.3f s)",
             address, name, ready.num_pages, settings.page_tokens, ready.num_threads, ready.transport,
+            ready.times.transport_s, ready.times.pool_s, ready.times.self_test_s,
         )  # fmt: skip
         await run_until_stopped(presence, worker, stop)
 

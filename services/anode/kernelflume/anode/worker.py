@@ -24,6 +24,7 @@ from kernelflume.anode.control import (
     DisconnectOrder,
     Failed,
     Ready,
+    StartTimes,
     Stop,
     WorkerConfig,
 )
@@ -171,17 +172,25 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
     device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
     doorbell = Doorbell(config.doorbell_host)
+    started = clock.now()
     transport = NixlTransport(
         config.node_name,
         error_handling=config.transport_error_handling,
         memory=memory_kind(device),
         on_sent=doorbell.ring_peer,
     )
+    has_transport = clock.now()
     pool = KvPool(
         config.geometry, page_tokens=config.page_tokens, num_bytes=config.memory_bytes, device=device
     )
     kernel: AttentionKernel = choose_kernel(config.kernel, pool)
+    has_pool = clock.now()
     check_kernel(kernel, pool)
+    times = StartTimes(
+        transport_s=has_transport - started,
+        pool_s=has_pool - has_transport,
+        self_test_s=clock.now() - has_pool,
+    )
     exchange = Exchange(transport=transport, doorbell=doorbell, pool=pool, kernel=kernel, clock=clock)
     worker = Worker(
         control=control,
@@ -199,6 +208,7 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
             memory=memory_kind(device),
             num_pages=pool.allocator.num_pages,
             num_threads=torch.get_num_threads(),
+            times=times,
         )
     )
     return worker
