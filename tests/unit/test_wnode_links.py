@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from kernelflume.wnode.links import LinkTable
 class FakeLink:
     node_name: str
     is_warm: bool = True
+    is_quiet: bool = True
     closed: bool = False
 
     @property
@@ -57,3 +59,13 @@ def test_a_link_that_is_replaced_is_not_found_any_more() -> None:
     links = table(old, new)
     assert links.of_node("a-1") is None
     assert links.all() == cast("Any", [new])
+
+
+def test_memory_is_kept_while_a_write_may_be_under_way() -> None:
+    quiet, busy = FakeLink("a-1#aa"), FakeLink("a-2#bb", is_quiet=False)
+    links = table(quiet, busy)
+    kept = [weakref.ref(quiet), weakref.ref(busy)]
+    links.close("a-1#aa")
+    links.close("a-2#bb")
+    del quiet, busy
+    assert [reference() is not None for reference in kept] == [False, True]

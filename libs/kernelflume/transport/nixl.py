@@ -37,8 +37,8 @@ _POLLS_BEFORE_CLOSE = 1000
 
 
 _MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
-"""UCX else patches the C library's memory calls, one by one, and waits at each for other threads to pass, which
-takes 400 ms of an agent's start. That tells it of memory which goes away behind its cache of registrations; ours is
+"""UCX else patches the C library's memory calls, one by one, and waits at each for other threads to pass:
+400 ms of an agent's start. That tells it of memory which goes away behind its cache of registrations; ours is
 registered and deregistered by hand."""
 
 

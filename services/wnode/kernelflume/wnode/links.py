@@ -23,7 +23,8 @@ _PROBE_INTERVAL_S = 0.1
 """A peer that is waited for is probed this often: only a send tells that it is gone."""
 
 _QUARANTINE_S = 60.0
-"""How long the memory of a closed link stays: longer than any node goes on with a query that was given up."""
+"""How long the memory of a link stays that was closed while something was under way: longer than any node goes on
+with a query that was given up."""
 
 
 class LinkTable:
@@ -47,14 +48,16 @@ class LinkTable:
         self._by_id.setdefault(link.node_id, {})[link.node_name] = link
 
     def close(self, node_name: str) -> None:
-        """Close a link, if there is one, and keep its memory until no write can be under way any more."""
+        """Close a link, if there is one, and keep its memory for as long as a write may be under way."""
         now = self._clock.now()
         while self._closed and self._closed[0][0] <= now:
             self._closed.popleft()
         link = self._forget(node_name)
         if link is not None:
+            was_quiet = link.is_quiet
             link.close()
-            self._closed.append((now + _QUARANTINE_S, link))
+            if not was_quiet:
+                self._closed.append((now + _QUARANTINE_S, link))
 
     def get(self, node_name: str) -> Link | None:
         """Return the link to a node, or None."""
