@@ -23,8 +23,8 @@ _PROBE_INTERVAL_S = 0.1
 """A peer that is waited for is probed this often: only a send tells that it is gone."""
 
 _QUARANTINE_S = 60.0
-"""How long the memory of a link stays that was closed while something was under way: longer than any node goes on
-with a query that was given up."""
+"""How long the memory of a link stays that was closed while something was under way: longer than any node
+goes on with a query that was given up."""
 
 
 class LinkTable:
