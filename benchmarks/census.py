@@ -18,7 +18,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MARKS = ("/dev/shm/", "/SYSV", "/memfd:")
 _SETTLE_INTERVAL_S = 0.5
 POOLED = 4
-"""Descriptors, threads and mappings that a process may have more: pools grow to the most that is used at once."""
+"""Descriptors, threads and mappings that a process may have more: pools grow to the most used at once."""
 
 
 @dataclass(frozen=True, slots=True)

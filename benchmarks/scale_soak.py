@@ -3,8 +3,8 @@
     python -m benchmarks.scale_soak [--cycles 200] [--streams 2]
 
 A stack serves the small model from one attention node; another is added and removed in each cycle, while
-streams decode. Before and after, with the streams at rest, all that could leak is counted. The exit code is 1 if
-something did.
+streams decode. Before and after, with the streams at rest, all that could leak is counted. The exit code is 1
+if something did.
 """
 
 from __future__ import annotations
