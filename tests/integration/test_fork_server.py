@@ -200,3 +200,26 @@ def test_all_ends_with_the_owner_however_it_ends(tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
     assert "the owner is gone" in (tmp_path / "forked.log").read_text()
+
+
+def test_a_forked_process_is_waited_for_as_popen_does() -> None:
+    code = """
+        import subprocess, time
+        from kernelflume.runtime.forked import ForkedProcess, num_threads
+
+        assert num_threads() == 1
+        sleeper = ForkedProcess(lambda: time.sleep(600))
+        try:
+            sleeper.wait(0.05)
+        except subprocess.TimeoutExpired:
+            sleeper.kill()
+        print(sleeper.wait(10), sleeper.poll(), ForkedProcess(lambda: None).wait())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.stdout.split() == ["-9", "-9", "0"], done.stderr
