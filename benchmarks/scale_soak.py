@@ -1,6 +1,6 @@
 """Up and down, time after time, with real processes: nothing may be left of it.
 
-    python -m benchmarks.scale_soak [--cycles 200] [--streams 2]
+    python -m benchmarks.scale_soak [--cycles 200] [--streams 2] [--log-dir DIR]
 
 A stack serves the small model from one attention node; another is added and removed in each cycle, while
 streams decode. Before and after, with the streams at rest, all that could leak is counted. The exit code is 1
@@ -95,7 +95,7 @@ async def under_load(url: str, scaler: str, numbers: range, streams: int) -> tup
 
 
 @contextlib.contextmanager
-def served() -> Iterator[tuple[psutil.Process, str, str, str]]:
+def served(log_dir: Path | None = None) -> Iterator[tuple[psutil.Process, str, str, str]]:
     """Serve the small model from one attention node; yield its process, URL, scaler and store."""
     redis_port, port, scaler_port = (free_port() for _ in range(3))
     redis_url = f"redis://127.0.0.1:{redis_port}/0"
@@ -104,7 +104,14 @@ def served() -> Iterator[tuple[psutil.Process, str, str, str]]:
         cleanup.callback(redis.wait, 30)
         cleanup.callback(redis.terminate)
         command = [sys.executable, "-m", "kernelflume.cli.main", "serve", "smollm2", "--port", str(port)]
-        command += ["--scaler-port", str(scaler_port), "--redis-url", redis_url, "--log-dir", folder]
+        command += [
+            "--scaler-port",
+            str(scaler_port),
+            "--redis-url",
+            redis_url,
+            "--log-dir",
+            str(log_dir or folder),
+        ]
         command += ["--attention-nodes", "1", "--attention-node-memory", "256MiB"]
         stack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         cleanup.callback(stack.wait, 60)
@@ -137,8 +144,9 @@ def main() -> None:
     )
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--streams", type=int, default=2)
+    parser.add_argument("--log-dir", type=Path, help="keep the logs there")
     options = parser.parse_args()
-    with served() as (root, url, scaler, redis_url):
+    with served(options.log_dir) as (root, url, scaler, redis_url):
         asyncio.run(under_load(url, scaler, range(WARM_CYCLES), options.streams))
         time.sleep(2)  # until what ends by itself has ended
         before = take(root, redis_url)
