@@ -149,18 +149,12 @@ def main() -> None:
     )
     parser.add_argument("--events", type=int, default=100)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--scratch-only", action="store_true", help="neither standby nor full instance")
     options = parser.parse_args()
     with stack() as (url, scaler, metrics_port):
         found = asyncio.run(measure(url, scaler, options.events, options.streams))
         count, (p50, p99) = upper_bounds(metrics_port, "kernelflume_route_install_seconds", 0.5, 0.99)
-    with stack(KERNELFLUME_SCALER_STANDBY_ATTENTION_NODES="1") as (url, scaler, _):
-        time.sleep(15)  # until a node stands by
-        standby = []
-        for _ in range(min(10, options.events // 2)):
-            standby += asyncio.run(measure(url, scaler, 2, options.streams))
-            time.sleep(8)
-    with embedded_redis() as redis_url:
-        full = [full_instance_s(redis_url) for _ in range(3)]
+    standby, full = ([], []) if options.scratch_only else _compared(options.events, options.streams)
     ups = [each for each in found if "launching" in each]
     quick = [each for each in standby if "launching" in each]
     print("| | events | p50 | p99 |\n|---|---|---|---|")
@@ -170,8 +164,21 @@ def main() -> None:
     print(row("route prepare: connect and warm", [each["prewarming"] for each in ups]))
     print(row("node from scratch until it serves", [each["launching"] for each in ups]))
     print(row("node from scratch until routable", [_until_routable(each) for each in ups]))
-    print(row("standby node until routable", [_until_routable(each) for each in quick]))
-    print(row("full instance until it serves", full))
+    if full:
+        print(row("standby node until routable", [_until_routable(each) for each in quick]))
+        print(row("full instance until it serves", full))
+
+
+def _compared(count: int, streams: int) -> tuple[list[dict[str, float]], list[float]]:
+    """Return the events of a stack with a standby node, and the seconds of full instances."""
+    with stack(KERNELFLUME_SCALER_STANDBY_ATTENTION_NODES="1") as (url, scaler, _):
+        time.sleep(15)  # until a node stands by
+        standby = []
+        for _ in range(min(10, count // 2)):
+            standby += asyncio.run(measure(url, scaler, 2, streams))
+            time.sleep(8)
+    with embedded_redis() as redis_url:
+        return standby, [full_instance_s(redis_url) for _ in range(3)]
 
 
 def _until_routable(operation: dict[str, float]) -> float:

@@ -77,7 +77,13 @@ class Stack:
         return self.command("scale", "--attention-nodes", str(num_nodes), "--wait")
 
     def attention_node_processes(self) -> list[psutil.Process]:
-        return [child for child in self.descendants if "kernelflume.anode" in " ".join(child.cmdline())]
+        """Return shells and workers, without the process that forks them."""
+        commands = [(child, " ".join(child.cmdline())) for child in self.descendants]
+        return [
+            child
+            for child, words in commands
+            if "kernelflume.anode" in words and "kernelflume.anode.forkserver" not in words
+        ]
 
     async def statistics(self) -> list[anode_pb2.AttentionStatistics]:
         """Ask every active attention node itself."""

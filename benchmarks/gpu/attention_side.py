@@ -21,6 +21,7 @@ from kernelflume.cuda.status import StatusWord
 from kernelflume.tensor.device import architecture
 from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import LaneLayout
+from kernelflume.transport.memory import register
 from kernelflume.transport.nixl import NixlTransport
 
 if TYPE_CHECKING:
@@ -84,13 +85,15 @@ class AttentionSide:
     """One attention node."""
 
     def __init__(
-        self, name: str, device: int, workload: Workload, share: Share, *, shares_layers: bool
+        self, transport: NixlTransport, device: int, workload: Workload, share: Share, *, shares_layers: bool
     ) -> None:
-        self.name = name
+        self.name = transport.name
         self.workload, self.share = workload, share
         self.device = torch.device("cuda", device)
         geometry = workload.geometry
-        self.transport = NixlTransport(name, error_handling="peer")
+        self.transport = transport
+        self.registered: list[MemoryRegion] = []
+        self.peer = ""
         self.kernels = ExchangeKernels(geometry, architecture=architecture(self.device), timeout_s=TIMEOUT_S)
         self.status = StatusWord(self.device)
         num_pages = sum(
@@ -107,6 +110,7 @@ class AttentionSide:
         )
         self.small = np.zeros(64, np.uint8)
         self.small_region = self.transport.register(self.small)
+        self.registered.append(self.small_region)
         self.tokens = [np.asarray(rows, np.int64) for rows in share.tokens]
         first = 0
         self.first_page: list[np.ndarray] = []
@@ -117,9 +121,16 @@ class AttentionSide:
         self.step = 0
 
     def _register(self, tensor: torch.Tensor) -> MemoryRegion:
-        return self.transport.register_device(
-            tensor.data_ptr(), tensor.numel() * tensor.element_size(), self.device.index
-        )
+        self.registered.append(register(self.transport, tensor))
+        return self.registered[-1]
+
+    def close(self) -> None:
+        """Forget the weight node and the memory."""
+        for view in self.views:
+            self.transport.release_view(view)
+        self.transport.disconnect(self.peer)
+        for region in self.registered:
+            self.transport.deregister(region)
 
     def fill(self, seed: int) -> None:
         """Fill the pages with random keys and values."""
@@ -131,6 +142,7 @@ class AttentionSide:
 
     def connect(self, peer: Offer) -> None:
         """Connect to the weight node and exchange a write."""
+        self.peer = peer.name
         self.transport.connect(peer.name, peer.metadata)
         exchange_warm_write(self.transport, peer, self.small_region)
         self.views = [self.transport.remote_view(peer.name, regions) for regions in peer.lanes]
@@ -249,22 +261,22 @@ def attention_main(connection: Connection, name: str, device: int) -> None:
     """Orders: ("open", workload, share, shares_layers, seed), ("connect", offer), ("run", n), ("stop",)."""
     torch.cuda.set_device(device)
     torch.zeros(1, device="cuda")
+    transport = NixlTransport(name, error_handling="peer")
     side: AttentionSide | None = None
     try:
         while True:
             while not connection.poll(0.0005):
-                if side is not None:
-                    side.transport.poll()
+                transport.poll()
             order, *values = connection.recv()
             if order == "stop":
                 return
             if order == "open":
                 if side is not None:
-                    side.transport.close()
+                    side.close()
                 side = None
                 torch.cuda.empty_cache()
                 workload, share, shares_layers, seed = values
-                side = AttentionSide(name, device, workload, share, shares_layers=shares_layers)
+                side = AttentionSide(transport, device, workload, share, shares_layers=shares_layers)
                 side.fill(seed)
                 connection.send(side.offer())
             elif order == "connect" and side is not None:

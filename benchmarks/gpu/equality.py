@@ -11,12 +11,15 @@ from benchmarks.gpu.reference import Reference
 from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decoder
 from benchmarks.gpu.workload import Workload
 
+from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 
 
 def main() -> None:
     """Print the largest difference of each mode."""
     torch.cuda.set_device(0)
+    torch.zeros(1, device="cuda")
+    transport = NixlTransport("w0#1", error_handling="peer")
     process = AttentionProcess(0, torch.cuda.device_count() - 1)
     try:
         for batch, context in ((5, 1000), (32, 2048)):
@@ -30,7 +33,7 @@ def main() -> None:
             _, expected = reference.run(6, keep_logits=True)
             for mode in QueryFirst:
                 for lanes in (1, 2):
-                    side = WeightSide(workload.with_(num_lanes=lanes), decoder, [process], mode)
+                    side = WeightSide(workload.with_(num_lanes=lanes), decoder, [process], mode, transport)
                     side.link(shares_layers=False)
                     side.set_inputs(token_ids)
                     _, logits = side.run(6, keep_logits=True)

@@ -18,6 +18,7 @@ from benchmarks.gpu.reference import Reference
 from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decoder
 from benchmarks.gpu.workload import HEAD_CONFIGURATIONS, Workload
 
+from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def main() -> None:
         else tuple((int(q), int(kv)) for q, kv in (pair.split(":") for pair in options.heads.split(",")))
     )
     device = torch.cuda.device_count() - 1 if options.device < 0 else options.device
+    transport = NixlTransport("w0#1", error_handling="peer")
     processes = [AttentionProcess(index, device) for index in range(options.nodes)]
     results = []
     try:
@@ -86,6 +88,7 @@ def run_cell(
     workload: Workload,
     decoder: Decoder,
     processes: list[AttentionProcess],
+    transport: NixlTransport,
     modes: list[str],
     lanes: list[int],
 ) -> dict[str, object]:
@@ -104,7 +107,7 @@ def run_cell(
     for mode in modes:
         for count in lanes:
             cell = workload.with_(num_lanes=count)
-            side = WeightSide(cell, decoder, processes, QueryFirst(mode))
+            side = WeightSide(cell, decoder, processes, QueryFirst(mode), transport)
             side.link(shares_layers=True)
             side.set_inputs(token_ids)
             times, _ = side.run(STEPS)

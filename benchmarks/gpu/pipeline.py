@@ -16,6 +16,7 @@ from benchmarks.gpu.grid import STEPS, WARM, release
 from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decoder
 from benchmarks.gpu.workload import Workload
 
+from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 from kernelflume.wnode.microbatch import StageTimes, choose, predict
 
@@ -37,6 +38,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.cuda.set_device(0)
+    torch.zeros(1, device="cuda")
+    transport = NixlTransport("w0#1", error_handling="peer")
     queries, keys = map(int, options.heads.split(":"))
     rows = []
     for num_nodes in map(int, options.nodes.split(",")):
@@ -55,7 +58,7 @@ def main() -> None:
                 for context in map(int, options.contexts.split(",")):
                     workload = base.with_(batch=batch, context=context)
                     lanes = [int(count) for count in options.lanes.split(",")]
-                    rows.append(measure(workload, decoder, processes, lanes))
+                    rows.append(measure(workload, decoder, processes, transport, lanes))
                     print(rows[-1], flush=True)
                     if options.out:
                         options.out.write_text(json.dumps(rows))
@@ -69,13 +72,17 @@ def main() -> None:
 
 
 def measure(
-    workload: Workload, decoder: Decoder, processes: list[AttentionProcess], lanes: list[int]
+    workload: Workload,
+    decoder: Decoder,
+    processes: list[AttentionProcess],
+    transport: NixlTransport,
+    lanes: list[int],
 ) -> dict[str, object]:
     """Measure the stages and the steps of one workload."""
     stages: dict[int, StageTimes] = {}
     measured: dict[int, float] = {}
     for count in lanes:
-        side = WeightSide(workload.with_(num_lanes=count), decoder, processes, QueryFirst.LOCAL)
+        side = WeightSide(workload.with_(num_lanes=count), decoder, processes, QueryFirst.LOCAL, transport)
         weight_s = side.time_alone() / count
         side.link(shares_layers=True)
         side.set_inputs(torch.randint(0, 32_000, (workload.batch,), device="cuda"))

@@ -15,6 +15,7 @@ from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decode
 from benchmarks.gpu.workload import Workload
 from torch.profiler import ProfilerActivity, profile
 
+from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 
 STEPS = 6
@@ -39,10 +40,11 @@ def main() -> None:
     show("alone", reference, workload)
     del reference
     release()
+    transport = NixlTransport("w0#1", error_handling="peer")
     process = AttentionProcess(0, torch.cuda.device_count() - 1)
     try:
         for mode in options.modes.split(","):
-            side = WeightSide(workload, decoder, [process], QueryFirst(mode))
+            side = WeightSide(workload, decoder, [process], QueryFirst(mode), transport)
             side.link(shares_layers=True)
             side.set_inputs(token_ids)
             show(mode, side, workload)

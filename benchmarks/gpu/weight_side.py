@@ -17,6 +17,7 @@ from kernelflume.cuda.exchange import COUNTERS_BYTES, NODE_ROUTE, ExchangeKernel
 from kernelflume.cuda.status import StatusWord
 from kernelflume.tensor.device import architecture
 from kernelflume.transport.lanes import LaneLayout
+from kernelflume.transport.memory import register
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
 from kernelflume.wnode.gpu.graph import StepGraphs
@@ -99,7 +100,9 @@ class WeightSide:
         self.workload, self.decoder, self.processes, self.mode = workload, decoder, processes, mode
         device = decoder.device
         geometry = workload.geometry
-        self.transport = NixlTransport("w0#1", error_handling="peer")
+        self.transport = transport
+        self.registered: list[MemoryRegion] = []
+        self.views: list[int] = []
         self.kernels = ExchangeKernels(geometry, architecture=architecture(device), timeout_s=TIMEOUT_S)
         self.status = StatusWord(device)
         self.layout = LaneLayout(geometry, max(workload.lane_rows))
@@ -130,6 +133,7 @@ class WeightSide:
         ]
         self.small = np.zeros(64, np.uint8)
         self.small_region = self.transport.register(self.small)
+        self.registered.append(self.small_region)
         self.arrival_regions = [
             tuple((self._register(partials), self._register(counters)) for partials, counters in lanes)
             for lanes in self.arrivals
@@ -137,10 +141,8 @@ class WeightSide:
         self.graphs = StepGraphs(StepProgram(decoder, self.lanes, self.stages))
 
     def _register(self, tensor: torch.Tensor) -> MemoryRegion:
-        device = tensor.device.index or 0
-        return self.transport.register_device(
-            tensor.data_ptr(), tensor.numel() * tensor.element_size(), device
-        )
+        self.registered.append(register(self.transport, tensor))
+        return self.registered[-1]
 
     def link(self, *, shares_layers: bool, seed: int = 7) -> None:
         """Open every attention node, connect, fill the routes and capture."""
@@ -164,6 +166,7 @@ class WeightSide:
             exchange_warm_write(self.transport, offer, self.small_region)
             process.answer(self.transport)
             views.append([self.transport.remote_view(offer.name, lane) for lane in offer.lanes])
+            self.views += views[-1]
         for index, stage in enumerate(self.stages):
             self._upload(stage, index, [lanes[index] for lanes in views])
         torch.cuda.synchronize()
@@ -236,5 +239,10 @@ class WeightSide:
         return [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)], logits
 
     def close(self) -> None:
-        """Let the agent go."""
-        self.transport.close()
+        """Forget the attention nodes and the memory."""
+        for view in self.views:
+            self.transport.release_view(view)
+        for process in self.processes:
+            self.transport.disconnect(process.name)
+        for region in self.registered:
+            self.transport.deregister(region)

@@ -356,5 +356,5 @@ def test_a_bad_setting_refuses_the_start(flags: list[str], message: str) -> None
 
 
 def test_the_shell_loads_no_torch() -> None:
-    program = "import sys, kernelflume.anode.__main__; raise SystemExit('torch' in sys.modules)"
+    program = "import sys, kernelflume.anode.shell; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -29,6 +29,7 @@ from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.routing import NodeState
 from kernelflume.scaler.operation import Result
 from kernelflume.scaler.providers.process import ProcessProvider
+from kernelflume.scaler.providers.starting import SpawnStarter
 from kernelflume.scaler.providers.static import StaticProvider
 from kernelflume.store.memory import MemoryStore
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def processes(command: Command, log_dir: Path) -> ProcessProvider:
-    return ProcessProvider(lambda node_id, address: command(node_id), log_dir=log_dir)
+    return ProcessProvider(SpawnStarter(lambda node_id, address: command(node_id)), log_dir=log_dir)
 
 
 @pytest.fixture
@@ -166,9 +167,11 @@ def test_processes_end_with_the_scaler_however_it_ends(tmp_path: Path) -> None:
         import asyncio
         from pathlib import Path
         from kernelflume.scaler.providers.process import ProcessProvider
+        from kernelflume.scaler.providers.starting import SpawnStarter
 
         async def main():
-            provider = ProcessProvider(lambda n, a: {SLEEPER("a-1")!r}, log_dir=Path({str(tmp_path)!r}))
+            starter = SpawnStarter(lambda n, a: {SLEEPER("a-1")!r})
+            provider = ProcessProvider(starter, log_dir=Path({str(tmp_path)!r}))
             await provider.launch(())
             print(provider._children["a-1"].process.pid, flush=True)
             await asyncio.sleep(600)

@@ -57,19 +57,27 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise ConfigurationError(f"no free port on {host} between {_FIRST_FREE_PORT} and 32767")
 
 
-def run(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+def run(
+    name: str,
+    settings: ServiceSettings,
+    main: Callable[[asyncio.Event], Awaitable[None]],
+    *,
+    lifeline: int | None = None,
+) -> None:
     """Run a service until it is told to stop; never returns normally on a failed start.
 
     Args:
         name: the service's name in its log lines.
         settings: the parsed settings.
         main: builds the service, serves until the event is set by SIGTERM or SIGINT, and cleans up.
+        lifeline: descriptor of a pipe whose other end is closed when the service must end; in place of
+            ``settings.exit_with_parent``, for one whose parent is not its owner.
 
     A second SIGINT ends the process at once. An error that leaves ``main`` ends it with one clear log line:
     code 2 for a ``ConfigurationError``, code 1 for any other (with its traceback, if it is not our own).
     """
     configure(name, settings.log_level)
-    if settings.exit_with_parent:
+    if settings.exit_with_parent and lifeline is None:
         tether_to_parent()
 
     async def supervise() -> None:
@@ -85,6 +93,14 @@ def run(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Aw
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
+
+        def on_lifeline(descriptor: int) -> None:
+            logger.info("stopping, as the owner of this process is gone")
+            stop.set()
+            loop.remove_reader(descriptor)
+
+        if lifeline is not None:
+            loop.add_reader(lifeline, on_lifeline, lifeline)
         await main(stop)
 
     try:

@@ -8,6 +8,7 @@ every post carries a notice (an empty one repeats the handle's last).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,27 @@ to a dead peer goes on succeeding, so that only deadlines and leases tell."""
 
 _POLLS_BEFORE_CLOSE = 1000
 """About two milliseconds."""
+
+
+_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
+"""UCX else patches the C library's memory calls, one by one, and waits at each for other threads to pass:
+400 ms of an agent's start. That tells it of memory which goes away behind its cache of registrations; ours is
+registered and deregistered by hand."""
+
+
+def load_library() -> None:
+    """Import NIXL, so that a process forked from this one need not; makes no agent and no thread.
+
+    Raises:
+        ConfigurationError: nixl is missing.
+    """
+    try:
+        import nixl_cu13._api  # noqa: PLC0415 - optional dependency, named in the error
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the nixl transport needs `pip install 'kernelflume[node]'`: {error}"
+        ) from error
+    del nixl_cu13
 
 
 class NixlPlan:
@@ -86,16 +108,14 @@ class NixlTransport:
             raise ConfigurationError(
                 f"transport_error_handling: {error_handling!r} is none of {', '.join(ERROR_HANDLING_MODES)}"
             )
-        try:
-            from nixl_cu13._api import (  # noqa: PLC0415 - optional dependency, named in the error
-                nixl_agent,
-                nixl_agent_config,
-                nixl_thread_sync_t,
-            )
-        except ImportError as error:
-            raise ConfigurationError(
-                f"the nixl transport needs `pip install 'kernelflume[node]'`: {error}"
-            ) from error
+        load_library()
+        from nixl_cu13._api import (  # noqa: PLC0415 - optional dependency
+            nixl_agent,
+            nixl_agent_config,
+            nixl_thread_sync_t,
+        )
+
+        os.environ.setdefault(*_MEMORY_HOOKS)  # read when the first agent loads UCX
         self.name = name
         self.kind = f"nixl {version('nixl-cu13')} ucx errors={error_handling} memory={memory}"
         self._agent = nixl_agent(

@@ -27,7 +27,17 @@ class WorkerConfig:
     doorbell_host: str
     wait: WaitPolicy
     log_level: str
-    shell_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """How long the parts of a worker's start took."""
+
+    transport_s: float
+    """Making the transport's agent."""
+    pool_s: float
+    """Faulting the KV pool in."""
+    self_test_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,7 @@ class Ready:
     """DRAM or VRAM: where weight nodes write to."""
     num_pages: int
     num_threads: int
+    times: StartTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Presence:
         self._ttl_s = ttl_s
         self._interval_s = min(ttl_s / 3, load_interval_s)
         self._is_reachable = True
+        self._renewal: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Renew and reap at every interval, until cancelled.
@@ -55,7 +56,9 @@ class Presence:
             KernelFlumeError: the worker does not answer.
         """
         while True:
-            await self.renew()
+            # A renewal that was cut off could reach the store after the lease was given up.
+            self._renewal = asyncio.ensure_future(self.renew())
+            await asyncio.shield(self._renewal)
             await asyncio.sleep(self._interval_s)
 
     async def renew(self) -> None:
@@ -83,6 +86,8 @@ class Presence:
             await self._worker.call(order, Disconnected, timeout_s=_CALL_TIMEOUT_S)
 
     async def leave(self) -> None:
-        """Give the lease up, if the store can be reached."""
+        """Give the lease up, if the store can be reached; ``run`` has ended or been cancelled."""
+        if self._renewal is not None:
+            await asyncio.wait({self._renewal}, timeout=_CALL_TIMEOUT_S)
         with contextlib.suppress(KernelFlumeError):
             await self._store.release(NodeKind.ATTENTION, self._record.node_id, self._record.incarnation)

@@ -1,14 +1,11 @@
-"""The shell's end of the control pipe: starts the worker process, calls it, and notices when it ends."""
+"""The shell's end of the control pipe: sets the worker going, calls it, and notices when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import multiprocessing
-import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelflume.anode.control import (
@@ -23,9 +20,8 @@ from kernelflume.anode.control import (
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, OverloadedError, UnavailableError
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from kernelflume.anode.control import Result
+    from kernelflume.anode.launch import LaunchedWorker
 
 logger = logging.getLogger(__name__)
 
@@ -36,39 +32,32 @@ MAX_CALLS = 64
 
 
 class WorkerProcess:
-    """One worker. Make it with ``start`` in the event loop of the main thread, with which the worker ends."""
+    """One worker. Make it with ``start``, in an event loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: Connection) -> None:
-        self._process = process
-        self._control = control
+    def __init__(self, launched: LaunchedWorker) -> None:
+        self._process = launched.process
+        self._control = launched.control
         self._calls: dict[int, asyncio.Future[Result]] = {}
         self._last_call_id = 0
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._ended = asyncio.Event()
-        loop.add_reader(control.fileno(), self._receive)
+        loop.add_reader(self._control.fileno(), self._receive)
 
     @classmethod
-    async def start(cls, config: WorkerConfig, *, timeout_s: float) -> tuple[WorkerProcess, Ready]:
-        """Start a worker and wait until it is ready to serve.
+    async def start(
+        cls, launched: LaunchedWorker, config: WorkerConfig, *, timeout_s: float
+    ) -> tuple[WorkerProcess, Ready]:
+        """Tell a worker what it is and wait until it is ready to serve.
 
         Raises:
             KernelFlumeError: what the worker says keeps it from starting.
             UnavailableError: it ended without a word.
             DeadlineError: it was not ready in time.
         """
-        ours, theirs = multiprocessing.Pipe()
-        command = [sys.executable, "-m", "kernelflume.anode.worker", str(theirs.fileno())]
-        # Threads that wait for work by spinning would take the core that a weight node needs.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        # The worker ends with the thread that starts it, so that must be this one, the main thread.
-        process = subprocess.Popen(  # noqa: ASYNC220, S603 - takes a millisecond; our own interpreter
-            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
-        )
-        theirs.close()
-        worker = cls(process, ours)
+        worker = cls(launched)
         try:
-            ours.send(config)
+            launched.control.send(config)
             return worker, await asyncio.wait_for(asyncio.shield(worker._ready), timeout_s)
         except BaseException as error:
             await worker.stop(timeout_s=0)

@@ -1,7 +1,8 @@
 """The worker process of an attention node: pool, transport and step loop. Torch lives here alone.
 
-Started by the shell as ``python -m kernelflume.anode.worker FD``, where FD is its end of the control pipe.
-The main thread runs the loop; a second one prepares links, so that no query waits for a connect.
+Started by the shell as ``python -m kernelflume.anode.worker FD``, where FD is its end of the control pipe, or
+forked with that end. The main thread runs the loop; a second one prepares links, so that no query waits for a
+connect.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kernelflume.anode.control import (
     DisconnectOrder,
     Failed,
     Ready,
+    StartTimes,
     Stop,
     WorkerConfig,
 )
@@ -35,7 +37,6 @@ from kernelflume.anode.selftest import check_kernel
 from kernelflume.core.errors import KernelFlumeError, UnavailableError
 from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.runtime.logging import configure
-from kernelflume.runtime.tether import tether_to_parent
 from kernelflume.tensor.device import choose_device, memory_kind, use_device
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.transport.nixl import NixlTransport
@@ -174,17 +175,25 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
     device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
     doorbell = Doorbell(config.doorbell_host)
+    started = clock.now()
     transport = NixlTransport(
         config.node_name,
         error_handling=config.transport_error_handling,
         memory=memory_kind(device),
         on_sent=doorbell.ring_peer,
     )
+    has_transport = clock.now()
     pool = KvPool(
         config.geometry, page_tokens=config.page_tokens, num_bytes=config.memory_bytes, device=device
     )
     kernel: AttentionKernel = choose_kernel(config.kernel, pool)
+    has_pool = clock.now()
     check_kernel(kernel, pool)
+    times = StartTimes(
+        transport_s=has_transport - started,
+        pool_s=has_pool - has_transport,
+        self_test_s=clock.now() - has_pool,
+    )
     exchange = Exchange(transport=transport, doorbell=doorbell, pool=pool, kernel=kernel, clock=clock)
     worker = Worker(
         control=control,
@@ -202,16 +211,18 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
             memory=memory_kind(device),
             num_pages=pool.allocator.num_pages,
             num_threads=torch.get_num_threads(),
+            times=times,
         )
     )
     return worker
 
 
-def main(file_descriptor: int) -> None:
-    """Run a worker on the control pipe that the shell passed down."""
-    control = Connection(file_descriptor)
-    config: WorkerConfig = control.recv()
-    tether_to_parent(config.shell_pid)
+def run_worker(control: Connection) -> None:
+    """Be the worker at this end of the control pipe, until the shell stops it or is gone."""
+    try:
+        config: WorkerConfig = control.recv()
+    except EOFError:  # the shell did not get as far as that; it says why
+        return
     # A Ctrl-C reaches every process of the terminal; the shell ends this one in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure("anode", config.log_level)
@@ -225,4 +236,4 @@ def main(file_descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    run_worker(Connection(int(sys.argv[1])))

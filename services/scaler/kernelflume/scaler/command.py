@@ -12,11 +12,19 @@ if TYPE_CHECKING:
     from kernelflume.scaler.settings import ScalerSettings
     from kernelflume.scaler.weight_host_settings import WeightHostSettings
 
+FORK_SERVER_COMMAND = (sys.executable, "-m", "kernelflume.anode.forkserver")
+"""Takes the descriptor of its connection; what it forks takes ``attention_node_arguments``."""
+
 
 def attention_node_command(settings: ScalerSettings, node_id: str, address: str) -> list[str]:
     """Return how ``node_id`` is started on this machine so that it serves at ``address`` (host:port)."""
+    return [*_program(settings, sys.executable), *attention_node_arguments(settings, node_id, address)]
+
+
+def attention_node_arguments(settings: ScalerSettings, node_id: str, address: str) -> list[str]:
+    """Return the same without the program."""
     own = ("--threads", str(settings.attention_node_threads)) if settings.attention_node_threads else ()
-    return _command(settings, node_id, address, python=sys.executable, more=own)
+    return _arguments(settings, node_id, address, own)
 
 
 def ray_node_command(settings: ScalerSettings, node_id: str, place: Place) -> list[str]:
@@ -26,7 +34,7 @@ def ray_node_command(settings: ScalerSettings, node_id: str, place: Place) -> li
     """
     threads = settings.attention_node_threads or int(settings.ray.num_cpus)
     own = ["--doorbell-host", place.host, *(("--threads", str(threads)) if threads else ())]
-    return _command(settings, node_id, f"{place.host}:0", python=place.python, more=own)
+    return [*_program(settings, place.python), *_arguments(settings, node_id, f"{place.host}:0", own)]
 
 
 def weight_node_command(settings: WeightHostSettings, place: Place) -> list[str]:
@@ -51,11 +59,12 @@ def weight_node_command(settings: WeightHostSettings, place: Place) -> list[str]
     ]
 
 
-def _command(
-    settings: ScalerSettings, node_id: str, address: str, *, python: str, more: Sequence[str]
-) -> list[str]:
+def _program(settings: ScalerSettings, python: str) -> list[str]:
+    return settings.attention_node_command or [python, "-m", "kernelflume.anode"]
+
+
+def _arguments(settings: ScalerSettings, node_id: str, address: str, more: Sequence[str]) -> list[str]:
     return [
-        *(settings.attention_node_command or [python, "-m", "kernelflume.anode"]),
         "--node-id",
         node_id,
         "--address",

@@ -70,6 +70,10 @@ class ScalerSettings(ServiceSettings):
     standby_attention_nodes: int = Field(default=0, ge=0, le=64)
     """Nodes kept started beside those in use, so that scaling up only has to connect to one; each costs its
     memory. For the process and ray providers."""
+    fork_attention_nodes: bool = True
+    """Fork nodes from a process that has imported torch, NIXL and gRPC already (process provider): they start
+    several times faster. Its memory is a node's without KV, a good part of which forked nodes share. Without
+    it, or with attention-node-command, each node is an interpreter of its own."""
     log_dir: Path = Path("logs")
     """Folder for the log file of each node, with the ray provider on its Ray node."""
     transport_error_handling: Literal["peer", "none"] = "peer"

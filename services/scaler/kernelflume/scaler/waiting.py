@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kernelflume.runtime.clock import Deadline
 
-POLL_INTERVAL_S = 0.05
+POLL_INTERVAL_S = 0.02
 _HEALTH_TIMEOUT_S = 2.0
 
 

@@ -120,6 +120,8 @@ class Link:
     _append_plans: list[WritePlan] = field(default_factory=list)
     _append_counter: int = 0
     _appends_in_flight: dict[int, _AppendInFlight] = field(default_factory=dict)
+    _unanswered: tuple[int, int] | None = None
+    """Layer and step of the query that was posted last, until its partial comes."""
 
     @property
     def node_id(self) -> str:
@@ -131,6 +133,16 @@ class Link:
         """Free pages less those that appends under way will take."""
         promised = sum(flight.num_pages for flight in self._appends_in_flight.values())
         return self.num_free_pages - promised - sum(self._steps_in_flight.values())
+
+    @property
+    def is_quiet(self) -> bool:
+        """True when all that was posted has been answered, so that no write is under way, here or there."""
+        return (
+            self.is_warm
+            and self._unanswered is None
+            and not self._appends_in_flight
+            and not self.num_frees_in_flight
+        )
 
     def connect(self, answer: LinkAnswer) -> None:
         """Connect to the node and prepare every write; called off the step loop.
@@ -231,6 +243,7 @@ class Link:
             PeerLostError: the node is gone.
         """
         self.partial = None
+        self._unanswered = (layer, step)
         notice = Query(0, layer, step, self._append_counter, num_rows, plan)
         assert self._query_plan is not None  # noqa: S101 - connect made it
         self.transport.post(self._query_plan, self.layout.bucket_index(num_rows), notice.encode())
@@ -344,6 +357,8 @@ class Link:
         match notice:
             case Partial():
                 self.partial = notice
+                if self._unanswered == (notice.layer, notice.step):
+                    self._unanswered = None
                 self.num_free_pages = notice.num_free_pages
             case Appended():
                 flight = self._appends_in_flight.get(notice.slot)
@@ -369,7 +384,7 @@ class Link:
     def close(self) -> None:
         """Disconnect and deregister the buffers.
 
-        A node that was lost for being slow may still write to them, and deregistering does not stop it: keep
+        Unless the link is quiet the node may still write to them, and deregistering does not stop it: keep
         this object until that cannot be any more.
         """
         if self.device is not None:

@@ -23,7 +23,8 @@ _PROBE_INTERVAL_S = 0.1
 """A peer that is waited for is probed this often: only a send tells that it is gone."""
 
 _QUARANTINE_S = 60.0
-"""How long the memory of a closed link stays: longer than any node goes on with a query that was given up."""
+"""How long the memory of a link stays that was closed while something was under way: longer than any node
+goes on with a query that was given up."""
 
 
 class LinkTable:
@@ -34,23 +35,29 @@ class LinkTable:
         self._clock = clock
         self._exchange_timeout_s = exchange_timeout_s
         self._links: dict[str, Link] = {}
+        self._by_id: dict[str, dict[str, Link]] = {}
+        """The same by node id and name: a node started anew may be connected beside its last start."""
         self._closed: deque[tuple[float, Link]] = deque()
         self.waited_s = 0.0
         """Time spent in ``wait_until`` since the caller last reset it."""
 
     def add(self, link: Link) -> None:
         """Take a link in; its notices are received from now on."""
+        self._forget(link.node_name)
         self._links[link.node_name] = link
+        self._by_id.setdefault(link.node_id, {})[link.node_name] = link
 
     def close(self, node_name: str) -> None:
-        """Close a link, if there is one, and keep its memory until no write can be under way any more."""
+        """Close a link, if there is one, and keep its memory for as long as a write may be under way."""
         now = self._clock.now()
         while self._closed and self._closed[0][0] <= now:
             self._closed.popleft()
-        link = self._links.pop(node_name, None)
+        link = self._forget(node_name)
         if link is not None:
+            was_quiet = link.is_quiet
             link.close()
-            self._closed.append((now + _QUARANTINE_S, link))
+            if not was_quiet:
+                self._closed.append((now + _QUARANTINE_S, link))
 
     def get(self, node_name: str) -> Link | None:
         """Return the link to a node, or None."""
@@ -58,7 +65,10 @@ class LinkTable:
 
     def of_node(self, node_id: str) -> Link | None:
         """Return the warm link to a node by its id, or None."""
-        return next((link for link in self._links.values() if link.node_id == node_id and link.is_warm), None)
+        for link in self._by_id.get(node_id, {}).values():
+            if link.is_warm:
+                return link
+        return None
 
     def all(self) -> list[Link]:
         """Return every link."""
@@ -94,6 +104,15 @@ class LinkTable:
                         link.probe()
         finally:
             self.waited_s += self._clock.now() - started
+
+    def _forget(self, node_name: str) -> Link | None:
+        link = self._links.pop(node_name, None)
+        if link is not None:
+            same_id = self._by_id[link.node_id]
+            del same_id[node_name]
+            if not same_id:
+                del self._by_id[link.node_id]
+        return link
 
     def _receive(self, notices: list[Notice]) -> None:
         for peer, payload in notices:

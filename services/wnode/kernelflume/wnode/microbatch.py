@@ -1,4 +1,4 @@
-"""How many microbatches a decode step is best split into: the pipeline model of paper section 5.2, per layer.
+"""How many microbatches a decode step is best split into: the paper's pipeline model (section 5.2), a layer.
 
 One microbatch is computed on the weight node while others are attended to. The weight node serves them one
 after another, and so does each attention node; a microbatch itself goes back and forth. Whichever of these three

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.settings import service_environment
-from kernelflume.scaler.command import attention_node_command, ray_node_command
+from kernelflume.scaler.command import (
+    FORK_SERVER_COMMAND,
+    attention_node_arguments,
+    attention_node_command,
+    ray_node_command,
+)
+from kernelflume.scaler.providers.forking import ForkServerProcess
 from kernelflume.scaler.providers.process import ProcessProvider
 from kernelflume.scaler.providers.standby import StandbyProvider
+from kernelflume.scaler.providers.starting import ForkStarter, SpawnStarter
 from kernelflume.scaler.providers.static import StaticProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from kernelflume.scaler.providers.base import Provider
+    from kernelflume.scaler.providers.starting import Starter
     from kernelflume.scaler.settings import ScalerSettings
     from kernelflume.store.base import RoutingStore
+
+logger = logging.getLogger(__name__)
 
 
 def make_provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
@@ -29,7 +40,7 @@ def make_provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
     """
     match settings.provider:
         case "process":
-            processes = ProcessProvider(partial(attention_node_command, settings), log_dir=settings.log_dir)
+            processes = ProcessProvider(_starter(settings), log_dir=settings.log_dir)
             return StandbyProvider(processes, settings.standby_attention_nodes)
         case "ray":
             return StandbyProvider(_ray(settings, _in_use(store)), settings.standby_attention_nodes)
@@ -37,6 +48,17 @@ def make_provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
             return _kubernetes(settings, store)
         case "static":
             return StaticProvider(store)
+
+
+def _starter(settings: ScalerSettings) -> Starter:
+    spawn = SpawnStarter(partial(attention_node_command, settings))
+    if not settings.fork_attention_nodes:
+        return spawn
+    if settings.attention_node_command:
+        logger.info("attention nodes are not forked, as attention-node-command says how they are started")
+        return spawn
+    server = ForkServerProcess(FORK_SERVER_COMMAND, log_path=settings.log_dir / "fork-server.log")
+    return ForkStarter(server, partial(attention_node_arguments, settings), spawn)
 
 
 def _ray(settings: ScalerSettings, in_use: Callable[[], Awaitable[Collection[str]]]) -> Provider:
