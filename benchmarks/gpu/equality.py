@@ -33,7 +33,9 @@ def main() -> None:
             _, expected = reference.run(6, keep_logits=True)
             for mode in QueryFirst:
                 for lanes in (1, 2):
-                    side = WeightSide(workload.with_(num_lanes=lanes), decoder, [process], mode, transport)
+                    side = WeightSide(
+                        workload.with_(num_lanes=lanes), decoder, [process], mode=mode, transport=transport
+                    )
                     side.link(shares_layers=False)
                     side.set_inputs(token_ids)
                     _, logits = side.run(6, keep_logits=True)

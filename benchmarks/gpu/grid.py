@@ -73,8 +73,8 @@ def main() -> None:
                     kv_bytes = batch * (context + 4096) * workload.geometry.kv_row_bytes
                     if kv_bytes > 90e9:
                         continue
-                    results.append(run_cell(workload, decoder, processes, options.modes.split(","),
-                                            [int(n) for n in options.lanes.split(",")]))  # fmt: skip
+                    results.append(run_cell(workload, decoder, processes, transport, modes=options.modes.split(","),
+                                            lanes=[int(n) for n in options.lanes.split(",")]))  # fmt: skip
                     if options.out:
                         options.out.write_text(json.dumps(results))
             del decoder
@@ -89,6 +89,7 @@ def run_cell(
     decoder: Decoder,
     processes: list[AttentionProcess],
     transport: NixlTransport,
+    *,
     modes: list[str],
     lanes: list[int],
 ) -> dict[str, object]:
@@ -107,7 +108,7 @@ def run_cell(
     for mode in modes:
         for count in lanes:
             cell = workload.with_(num_lanes=count)
-            side = WeightSide(cell, decoder, processes, QueryFirst(mode), transport)
+            side = WeightSide(cell, decoder, processes, mode=QueryFirst(mode), transport=transport)
             side.link(shares_layers=True)
             side.set_inputs(token_ids)
             times, _ = side.run(STEPS)

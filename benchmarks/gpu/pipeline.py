@@ -82,7 +82,9 @@ def measure(
     stages: dict[int, StageTimes] = {}
     measured: dict[int, float] = {}
     for count in lanes:
-        side = WeightSide(workload.with_(num_lanes=count), decoder, processes, QueryFirst.LOCAL, transport)
+        side = WeightSide(
+            workload.with_(num_lanes=count), decoder, processes, mode=QueryFirst.LOCAL, transport=transport
+        )
         weight_s = side.time_alone() / count
         side.link(shares_layers=True)
         side.set_inputs(torch.randint(0, 32_000, (workload.batch,), device="cuda"))

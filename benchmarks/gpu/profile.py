@@ -44,7 +44,7 @@ def main() -> None:
     process = AttentionProcess(0, torch.cuda.device_count() - 1)
     try:
         for mode in options.modes.split(","):
-            side = WeightSide(workload, decoder, [process], QueryFirst(mode), transport)
+            side = WeightSide(workload, decoder, [process], mode=QueryFirst(mode), transport=transport)
             side.link(shares_layers=True)
             side.set_inputs(token_ids)
             show(mode, side, workload)

@@ -18,7 +18,6 @@ from kernelflume.cuda.status import StatusWord
 from kernelflume.tensor.device import architecture
 from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.memory import register
-from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
 from kernelflume.wnode.gpu.graph import StepGraphs
 from kernelflume.wnode.gpu.lane import LaneBuffers
@@ -95,7 +94,13 @@ class WeightSide:
     """The weight node, linked to attention processes."""
 
     def __init__(
-        self, workload: Workload, decoder: Decoder, processes: list[AttentionProcess], mode: QueryFirst
+        self,
+        workload: Workload,
+        decoder: Decoder,
+        processes: list[AttentionProcess],
+        *,
+        mode: QueryFirst,
+        transport: NixlTransport,
     ) -> None:
         self.workload, self.decoder, self.processes, self.mode = workload, decoder, processes, mode
         device = decoder.device

@@ -1,9 +1,9 @@
 """How many microbatches a decode step is best split into: the paper's pipeline model (section 5.2), a layer.
 
 One microbatch is computed on the weight node while others are attended to. The weight node serves them one
-after another, and so does each attention node; a microbatch itself goes back and forth. Whichever of these three
-takes longest sets the pace. Splitting is not free: a weight node that is bound by reading weights reads them
-once for every microbatch, and attention over half of the rows takes more than half of the time.
+after another, and so does each attention node; a microbatch itself goes back and forth. Whichever of these
+three takes longest sets the pace. Splitting is not free: a weight node that is bound by reading weights reads
+them once for every microbatch, and attention over half of the rows takes more than half of the time.
 """
 
 from __future__ import annotations
