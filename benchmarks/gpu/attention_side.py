@@ -261,7 +261,7 @@ def attention_main(connection: Connection, name: str, device: int) -> None:
     """Orders: ("open", workload, share, shares_layers, seed), ("connect", offer), ("run", n), ("stop",)."""
     torch.cuda.set_device(device)
     torch.zeros(1, device="cuda")
-    transport = NixlTransport(name, error_handling="peer")
+    transport = NixlTransport(name, error_handling="peer", memory="VRAM")
     side: AttentionSide | None = None
     try:
         while True:

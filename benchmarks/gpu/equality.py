@@ -19,7 +19,7 @@ def main() -> None:
     """Print the largest difference of each mode."""
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")
-    transport = NixlTransport("w0#1", error_handling="peer")
+    transport = NixlTransport("w0#1", error_handling="peer", memory="VRAM")
     process = AttentionProcess(0, torch.cuda.device_count() - 1)
     try:
         for batch, context in ((5, 1000), (32, 2048)):

@@ -24,7 +24,7 @@ from kernelflume.wnode.gpu.device_stage import QueryFirst
 if TYPE_CHECKING:
     from kernelflume.wnode.model.decoder import Decoder
 
-STEPS, WARM = 24, 6
+STEPS, WARM = 18, 6
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
         else tuple((int(q), int(kv)) for q, kv in (pair.split(":") for pair in options.heads.split(",")))
     )
     device = torch.cuda.device_count() - 1 if options.device < 0 else options.device
-    transport = NixlTransport("w0#1", error_handling="peer")
+    transport = NixlTransport("w0#1", error_handling="peer", memory="VRAM")
     processes = [AttentionProcess(index, device) for index in range(options.nodes)]
     results = []
     try:
@@ -73,8 +73,10 @@ def main() -> None:
                     kv_bytes = batch * (context + 4096) * workload.geometry.kv_row_bytes
                     if kv_bytes > 90e9:
                         continue
-                    results.append(run_cell(workload, decoder, processes, transport, modes=options.modes.split(","),
-                                            lanes=[int(n) for n in options.lanes.split(",")]))  # fmt: skip
+                    counts = [int(count) for count in options.lanes.split(",")]
+                    modes = options.modes.split(",")
+                    row = run_cell(workload, decoder, processes, transport, modes=modes, lanes=counts)
+                    results.append(row)
                     if options.out:
                         options.out.write_text(json.dumps(results))
             del decoder

@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")
-    transport = NixlTransport("w0#1", error_handling="peer")
+    transport = NixlTransport("w0#1", error_handling="peer", memory="VRAM")
     queries, keys = map(int, options.heads.split(":"))
     rows = []
     for num_nodes in map(int, options.nodes.split(",")):

@@ -40,7 +40,7 @@ def main() -> None:
     show("alone", reference, workload)
     del reference
     release()
-    transport = NixlTransport("w0#1", error_handling="peer")
+    transport = NixlTransport("w0#1", error_handling="peer", memory="VRAM")
     process = AttentionProcess(0, torch.cuda.device_count() - 1)
     try:
         for mode in options.modes.split(","):

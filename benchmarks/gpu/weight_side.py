@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu.workload import Workload
 
     from kernelflume.core.regions import MemoryRegion
+    from kernelflume.transport.nixl import NixlTransport
 
 
 class DeviceWeights:
