@@ -82,15 +82,18 @@ def measure(
     stages: dict[int, StageTimes] = {}
     measured: dict[int, float] = {}
     for count in lanes:
-        side = WeightSide(
-            workload.with_(num_lanes=count), decoder, processes, mode=QueryFirst.LOCAL, transport=transport
-        )
-        weight_s = side.time_alone() / count
+        cell = workload.with_(num_lanes=count)
+        alone = WeightSide(cell, decoder, [], mode=QueryFirst.LOCAL, transport=transport)
+        weight_s = alone.time_alone() / count
+        alone.close()
+        del alone
+        release()
+        side = WeightSide(cell, decoder, processes, mode=QueryFirst.LOCAL, transport=transport)
         side.link(shares_layers=True)
         side.set_inputs(torch.randint(0, 32_000, (workload.batch,), device="cuda"))
-        stages[count] = StageTimes(weight_s, statistics.mean(side.time_attention()), EXCHANGE_S)
         times, _ = side.run(STEPS)
         measured[count] = statistics.median(times[WARM:]) / workload.num_layers
+        stages[count] = StageTimes(weight_s, statistics.mean(side.time_attention()), EXCHANGE_S)
         side.close()
         del side
         release()
