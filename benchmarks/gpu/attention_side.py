@@ -12,8 +12,8 @@ import torch
 from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.device_pages import DevicePages
-from kernelflume.anode.gpu.graph import PARITIES, LaneGraphs
-from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
+from kernelflume.anode.gpu.graph import LaneGraphs
+from kernelflume.anode.gpu.lane import PARITIES, DeviceLane, LaneProgram
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import UnavailableError
 from kernelflume.cuda.exchange import ExchangeKernels
@@ -161,10 +161,7 @@ class AttentionSide:
         self.graphs = [LaneGraphs(program, self.pages) for program in self.programs]
         for lane, graphs, view, tokens in zip(self.lanes, self.graphs, self.views, self.tokens, strict=True):
             lane.reset_state(view)
-            num_rows = len(tokens)
-            lane.upload_counts(num_rows=num_rows, num_append_rows=num_rows if self.share.appends else 0)
-            torch.cuda.synchronize()
-            graphs.warm(num_rows)
+            graphs.warm(len(tokens))
 
     def time_attention(self) -> list[float]:
         """Measure the attention of each lane alone: seconds a layer."""
@@ -209,16 +206,18 @@ class AttentionSide:
             for index, (graphs, program) in enumerate(zip(self.graphs, self.programs, strict=True)):
                 num_rows = len(self.tokens[index])
                 parity = self.step % PARITIES
-                with torch.cuda.stream(graphs.stream):
-                    if self.share.appends and self.share.in_layer:
-                        program.lane.upload_slots(self._slots(index))
-                        self.tokens[index] = self.tokens[index] + 1
+                with torch.inference_mode(), torch.cuda.stream(graphs.stream):
+                    graphs.begin(parity)
+                    slots = self._slots(index) if self.share.appends else np.empty(0, np.int64)
+                    program.lane.upload_step(parity, num_rows=num_rows, slots=slots)
+                    if self.share.in_layer:
+                        self.tokens[index] = self.tokens[index] + bool(len(slots))
                     graphs.launch(num_rows, parity, self._table(index))
-                    if self.share.appends and not self.share.in_layer:
+                    if len(slots) and not self.share.in_layer:
                         # What the step appends is filed behind its attention.
-                        program.lane.upload_slots(self._slots(index))
                         program.file_step(num_rows, parity)
                         self.tokens[index] = self.tokens[index] + 1
+                    graphs.end(parity)
             self.step += 1
             busy += time.perf_counter() - begun
         deadline = time.monotonic() + TIMEOUT_S

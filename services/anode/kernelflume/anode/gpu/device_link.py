@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernelflume.anode.gpu.graph import PARITIES, LaneGraphs
-from kernelflume.anode.gpu.lane import DeviceLane, LaneProgram
+from kernelflume.anode.gpu.graph import LaneGraphs
+from kernelflume.anode.gpu.lane import PARITIES, DeviceLane, LaneProgram
 from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.core.regions import DeviceLanes
 from kernelflume.cuda.exchange import ExchangeKernels
@@ -78,7 +78,6 @@ class DeviceLink:
         for graphs in self._graphs:
             for rows in graph_buckets(offer.max_rows):
                 graphs.warm(rows)
-        self._filed = [torch.cuda.Event() for _ in offer.lanes]
         self._num_steps = 0
         self._num_appends = [0] * len(offer.lanes)
 
@@ -110,7 +109,7 @@ class DeviceLink:
             PeerLostError: the weight node did not send them.
         """
         deadline = Deadline(MonotonicClock(), timeout_s)
-        while not all(event.query() for event in self._filed):
+        while not all(graphs.is_idle for graphs in self._graphs):
             self.check()
             if deadline.expired:
                 raise PeerLostError(self._peer, f"a step did not end within {timeout_s:g} s")
@@ -141,13 +140,13 @@ class DeviceLink:
             self._num_appends[index] += bool(len(slots))
             parity = slot if self.files_in_layer else step_parity
             with torch.inference_mode(), torch.cuda.stream(graphs.stream):
-                lane.upload_counts(num_rows=num_rows, num_append_rows=len(slots))
-                lane.upload_slots(slots)
+                graphs.begin(parity)
+                lane.upload_step(parity, num_rows=num_rows, slots=slots)
                 if num_rows:
                     graphs.launch(self._bucket(num_rows), parity, table)
                 if len(slots) and not self.files_in_layer:
                     program.file_step(len(slots), slot)
-                self._filed[index].record(graphs.stream)
+                graphs.end(parity)
 
     def check(self) -> None:
         """Look whether a wait failed.

@@ -9,21 +9,18 @@ import torch
 
 from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
+from kernelflume.anode.gpu.lane import PARITIES
 from kernelflume.anode.gpu.page_table import PageTable
 
 if TYPE_CHECKING:
     from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.anode.gpu.lane import LaneProgram
 
-PARITIES = 2
-"""Steps that may be under way: the next is planned and launched while one runs."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
     decode: PagedDecode
-    done: torch.cuda.Event
 
 
 class LaneGraphs:
@@ -40,6 +37,7 @@ class LaneGraphs:
         self._workspace = allocate_workspace(device)
         self._memory = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, int], _Captured] = {}
+        self._done = [torch.cuda.Event() for _ in range(PARITIES)]
 
     @property
     def num_captures(self) -> int:
@@ -52,14 +50,29 @@ class LaneGraphs:
             if (num_rows, parity) not in self._captured:
                 self._captured[num_rows, parity] = self._capture(num_rows, parity)
 
+    def begin(self, parity: int) -> None:
+        """Wait until the last step of this parity is done, so that its staging may be filled again."""
+        self._done[parity].synchronize()
+
     def launch(self, num_rows: int, parity: int, table: PageTable) -> None:
-        """Plan and enqueue one step; waits until the step of the same parity before it is done."""
+        """Plan and enqueue the attention of a step that ``begin`` began.
+
+        Neither this nor what is done around it may allocate or copy from pageable memory: both can wait for
+        the whole device, on which another lane's step may be waiting for this one.
+        """
         captured = self._captured[num_rows, parity]
-        captured.done.synchronize()
         with torch.cuda.stream(self.stream):
             captured.decode.plan(table.padded(num_rows))
             captured.graph.replay()
-            captured.done.record(self.stream)
+
+    def end(self, parity: int) -> None:
+        """Note that everything of a step is enqueued."""
+        self._done[parity].record(self.stream)
+
+    @property
+    def is_idle(self) -> bool:
+        """True when every step that was ended is done."""
+        return all(event.query() for event in self._done)
 
     def _capture(self, num_rows: int, parity: int) -> _Captured:
         decode = PagedDecode(
@@ -79,4 +92,4 @@ class LaneGraphs:
                 for layer in range(self._pages.geometry.num_layers):
                     self._program.attend(layer, decode, parity)
                 self._program.end()
-        return _Captured(graph, decode, torch.cuda.Event())
+        return _Captured(graph, decode)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kernelflume.transport.lanes import LaneLayout
 
 
+PARITIES = 2
+"""Steps that may be under way: the next is planned and launched while one runs."""
 _COUNTS_OFFSET = LANE_STATE.fields["num_rows"][1] if LANE_STATE.fields else 0
 
 
@@ -51,6 +53,10 @@ class DeviceLane:
     """[max_rows] int64: where the next append's rows go, -1 for none."""
     arrived: torch.Tensor
     """[1] int32: blocks of a put that are done."""
+    staged_slots: torch.Tensor
+    """[parities, max_rows] int64, pinned."""
+    staged_counts: torch.Tensor
+    """[parities, 2] int32, pinned."""
 
     @classmethod
     def allocate(cls, layout: LaneLayout, device: torch.device) -> DeviceLane:
@@ -75,6 +81,8 @@ class DeviceLane:
             state=zeros(LANE_STATE.itemsize, kind=torch.uint8),
             slots=zeros(rows, kind=torch.int64),
             arrived=zeros(1, kind=torch.int32),
+            staged_slots=torch.zeros((PARITIES, rows), dtype=torch.int64).pin_memory(),
+            staged_counts=torch.zeros((PARITIES, 2), dtype=torch.int32).pin_memory(),
         )
 
     def reset_state(self, remote_view: int) -> None:
@@ -87,14 +95,17 @@ class DeviceLane:
         self.state.copy_(torch.from_numpy(state.view(np.uint8)))
         settle(self.state.device)
 
-    def upload_counts(self, *, num_rows: int, num_append_rows: int) -> None:
-        """Say how many rows ask and how many are stored in the next step, in stream order."""
-        counts = torch.tensor((num_rows, num_append_rows), dtype=torch.int32).pin_memory()
-        self.state[_COUNTS_OFFSET:].view(torch.int32).copy_(counts, non_blocking=True)
+    def upload_step(self, parity: int, *, num_rows: int, slots: np.ndarray) -> None:
+        """Say how many rows ask in the next step, and where those that are stored go, in stream order.
 
-    def upload_slots(self, slots: np.ndarray) -> None:
-        """Say where the next append's rows go: int64 [num_rows], in stream order."""
-        self.slots[: len(slots)].copy_(torch.from_numpy(slots).pin_memory(), non_blocking=True)
+        The last step of this parity must be done. ``slots`` is int64 [rows stored].
+        """
+        counts = self.staged_counts[parity]
+        counts[0], counts[1] = num_rows, len(slots)
+        self.state[_COUNTS_OFFSET:].view(torch.int32).copy_(counts, non_blocking=True)
+        staged = self.staged_slots[parity, : len(slots)]
+        staged.numpy()[:] = slots
+        self.slots[: len(slots)].copy_(staged, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
