@@ -39,8 +39,8 @@ _POLLS_BEFORE_CLOSE = 1000
 _MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
 """UCX else patches the C library's memory calls, one by one, and waits at each for other threads to pass:
 400 ms of an agent's start. That tells it of memory which goes away behind its cache of registrations; ours is
-registered and deregistered by hand. On a GPU it stays: there UCX must hear of freed memory, or it could export
-a stale handle once an address is used again."""
+registered and deregistered by hand. On a GPU it stays: there UCX must hear of freed memory, or it could
+export a stale handle once an address is used again."""
 
 
 def load_library() -> None:
