@@ -85,7 +85,10 @@ class PerformanceProfile:
     """T_prewarm: from the decision to a node that could be published."""
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1:
+        for name in ("model_id", "hardware"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigurationError(f"profile: {name} must be text")
+        if not isinstance(self.num_layers, int) or self.num_layers < 1:
             raise ConfigurationError(f"profile: num_layers must be at least 1, not {self.num_layers}")
         for name in ("exchange_s", "attention_bytes_per_s", "prewarm_s"):
             value = getattr(self, name)
@@ -105,6 +108,8 @@ class PerformanceProfile:
         Raises:
             ConfigurationError: another schema, or a field is missing, unknown or out of range.
         """
+        if not isinstance(fields, dict):
+            raise ConfigurationError("profile: not a JSON object")
         values = dict(fields)
         schema = values.pop("schema", None)
         if schema != SCHEMA_VERSION:
@@ -114,5 +119,7 @@ class PerformanceProfile:
                 points = values[name]["points"]
                 values[name] = Curve(tuple((float(rows), float(seconds)) for rows, seconds in points))
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise ConfigurationError(f"profile: {error} is missing") from error
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(f"profile: {error}") from error
