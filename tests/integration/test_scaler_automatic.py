@@ -158,6 +158,46 @@ async def test_an_operation_of_the_policy_gives_way_to_a_person(valkey_url: str)
         assert rig.book.get(own.operation_id).result is Result.CANCELLED
 
 
+async def test_a_request_that_begins_nothing_leaves_the_policy_s_operation_alone(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
+        await started(rig)
+        await rig.scale("mine", 2)
+        rig.controller.resume()
+        load(rig, held=700, tokens_per_s=1e6)
+        await eventually(newest_is(rig, Phase.READY))
+        own = rig.book.running
+        assert own is not None
+        options: dict[str, Any] = {"deadline_s": 0.0, "deadline_covers_drain": False}
+        assert (await rig.begin("mine", 2)).result is Result.SUCCEEDED  # sent again
+        with pytest.raises(AlreadyExistsError):
+            await rig.begin("mine", 3)
+        with pytest.raises(NotFoundError):
+            await rig.controller.drain("d", ("a-9",), **options)
+        with pytest.raises(LifecycleError, match="ready"):
+            await rig.controller.drain("d", (own.node_ids[0],), **options)
+        with pytest.raises(InvalidRequestError, match="minimum"):
+            await rig.controller.drain("d", ("a-1", "a-2"), **options)
+        assert rig.book.running == own
+        assert rig.controller.is_automatic
+
+
+async def test_a_person_may_drain_what_the_policy_drains(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
+        await started(rig)
+        await rig.scale("mine", 2)
+        await rig.outside.put_routes("w-1#x", {1: route_on("a-2", "a-1")})
+        rig.weights[0].extra = {"num_requests_running": 1}
+        rig.controller.resume()
+        await eventually(newest_is(rig, Phase.DRAINING))
+        own = rig.book.running
+        assert own is not None
+        options: dict[str, Any] = {"deadline_s": 0.0, "deadline_covers_drain": False}
+        await rig.controller.drain("d", own.node_ids, **options)
+        assert rig.book.get(own.operation_id).result is Result.CANCELLED
+        await rig.outside.put_routes("w-1#x", {}, ended=[1])
+        assert (await rig.end("d")).result is Result.SUCCEEDED
+
+
 async def test_cancelling_the_policy_s_operation_pauses_it(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await started(rig)
