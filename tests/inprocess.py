@@ -162,10 +162,12 @@ class LocalWeightNode:
         clock = MonotonicClock()
         self.transport = LoopbackTransport(name, network)
         self.doorbell = Doorbell()
+        self.inbox = Inbox()
         self.links = LinkTable(
             Waiter(self.transport, self.doorbell, clock, WaitPolicy()),
             clock,
             exchange_timeout_s=exchange_timeout_s,
+            has_left=self.inbox.has_left,
         )
         self.ledger = Ledger(self.links, max_range_tokens)
         self.scheduler = Scheduler(
@@ -173,7 +175,6 @@ class LocalWeightNode:
             self.ledger,
         )
         self.recorder = Recorder()
-        self.inbox = Inbox()
         self.connector = Connector(
             self.transport, self.doorbell, GEOMETRY, max_rows=max_rows, device=torch.device("cpu")
         )

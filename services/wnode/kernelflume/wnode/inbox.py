@@ -61,10 +61,18 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: deque[InboxItem] = deque()
+        self._newest: AdoptedTable | None = None
 
     def put(self, item: InboxItem) -> None:
         """Add an item."""
+        if isinstance(item, TableBuilt):
+            self._newest = item.table
         self._items.append(item)
+
+    def has_left(self, node_id: str) -> bool:
+        """Return whether the newest table, adopted or not yet, is without this attention node."""
+        newest = self._newest
+        return newest is not None and node_id not in newest.known
 
     def take(self) -> list[InboxItem]:
         """Return and remove all items; costs next to nothing when there is none."""

@@ -29,10 +29,27 @@ _QUARANTINE_S = 60.0
 class LinkTable:
     """Links by node name, the arrival of notices, and waiting for them."""
 
-    def __init__(self, waiter: Waiter, clock: Clock, *, exchange_timeout_s: float) -> None:
+    def __init__(
+        self,
+        waiter: Waiter,
+        clock: Clock,
+        *,
+        exchange_timeout_s: float,
+        has_left: Callable[[str], bool],
+    ) -> None:
+        """Make a table without links.
+
+        Args:
+            waiter: receives notices.
+            clock: for deadlines.
+            exchange_timeout_s: longest wait for a node's answer.
+            has_left: whether an attention node is known to be out of the routing table: a step that waits
+                for one cannot adopt the table that says so.
+        """
         self._waiter = waiter
         self._clock = clock
         self._exchange_timeout_s = exchange_timeout_s
+        self._has_left = has_left
         self._links: dict[str, Link] = {}
         self._closed: deque[tuple[float, Link]] = deque()
         self.waited_s = 0.0
@@ -76,7 +93,8 @@ class LinkTable:
             waited_for: the links that have not answered yet; probed while nothing comes.
 
         Raises:
-            PeerLostError: one of them is gone, or did not answer within the exchange's deadline.
+            PeerLostError: one of them is gone, is out of the routing table, or did not answer within the
+                exchange's deadline.
         """
         if condition():
             return
@@ -91,6 +109,8 @@ class LinkTable:
                 self._receive(notices)
                 if not notices:
                     for link in waited_for():
+                        if self._has_left(link.node_id):
+                            raise PeerLostError(link.node_name, "it left the routing table and is silent")
                         link.probe()
         finally:
             self.waited_s += self._clock.now() - started
