@@ -29,6 +29,16 @@ def changed(name: str, value: Any) -> Any:
     return {key: kept for key, kept in fields.items() if kept is not LEFT_OUT}
 
 
+LIES: list[tuple[str, Any]] = [
+    *(("num_layers", value) for value in (0, -3, 2.5, True, "30", None, 10**400)),
+    *(("prewarm_s", value) for value in (-1, True, "3", None, float("nan"), float("inf"), 1e300, 10**400)),
+    *(("projection_s", value) for value in (3, None, {"points": 5}, {"points": []}, {"points": [[1]]})),
+    *(("projection_s", {"points": [point, [9, 1]]}) for point in ([9, 1], [1, -1], [float("nan"), 1])),
+    *(("schema", 0), ("schema", None), ("model_id", 3), ("hardware", None), ("attention_bytes_per_s", 0)),
+    *(("mood", "fine"), ("prewarm_s", LEFT_OUT), ("projection_s", LEFT_OUT)),
+]
+
+
 def test_a_profile_is_read_back() -> None:
     assert PerformanceProfile.from_dict(json.loads(json.dumps(PROFILE.to_dict()))) == PROFILE
 
@@ -39,15 +49,7 @@ def test_what_is_no_profile_is_refused(fields: Any) -> None:
         PerformanceProfile.from_dict(fields)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_layers", value) for value in (0, -3, 2.5, True, "30", None, 10**400)]
-    + [("prewarm_s", value) for value in (-1, True, "3", None, float("nan"), float("inf"), 1e300, 10**400)]
-    + [("attention_bytes_per_s", 0), ("model_id", 3), ("hardware", None), ("schema", 0), ("schema", None)]
-    + [("projection_s", value) for value in (3, None, {"points": 5}, {"points": []}, {"points": [[1]]})]
-    + [("projection_s", {"points": [point, [9, 1]]}) for point in ([9, 1], [1, -1], [float("nan"), 1])]
-    + [("mood", "fine"), ("prewarm_s", LEFT_OUT), ("projection_s", LEFT_OUT)],
-)
+@pytest.mark.parametrize(("name", "value"), LIES)
 def test_a_figure_that_cannot_be_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^profile: "):
         PerformanceProfile.from_dict(changed(name, value))

@@ -76,7 +76,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         Waiter(transport, doorbell, clock, WaitPolicy()),
         clock,
         exchange_timeout_s=settings.exchange_timeout_s,
-        has_left=inbox.has_left,
+        gone=inbox.gone,
     )
     ledger = Ledger(links, settings.max_range_tokens, settings.spread_tokens)
     limits = BatchLimits(

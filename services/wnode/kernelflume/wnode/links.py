@@ -35,7 +35,7 @@ class LinkTable:
         clock: Clock,
         *,
         exchange_timeout_s: float,
-        has_left: Callable[[str], bool],
+        gone: Callable[[str], str],
     ) -> None:
         """Make a table without links.
 
@@ -43,13 +43,13 @@ class LinkTable:
             waiter: receives notices.
             clock: for deadlines.
             exchange_timeout_s: longest wait for a node's answer.
-            has_left: whether an attention node is known to be out of the routing table: a step that waits
-                for one cannot adopt the table that says so.
+            gone: why an attention node of that name will not answer, '' where nothing is known: a step that
+                waits for one cannot take the command that says so.
         """
         self._waiter = waiter
         self._clock = clock
         self._exchange_timeout_s = exchange_timeout_s
-        self._has_left = has_left
+        self._gone = gone
         self._links: dict[str, Link] = {}
         self._closed: deque[tuple[float, Link]] = deque()
         self.waited_s = 0.0
@@ -93,7 +93,7 @@ class LinkTable:
             waited_for: the links that have not answered yet; probed while nothing comes.
 
         Raises:
-            PeerLostError: one of them is gone, is out of the routing table, or did not answer within the
+            PeerLostError: one of them is gone, will not answer, or did not answer within the
                 exchange's deadline.
         """
         if condition():
@@ -109,8 +109,8 @@ class LinkTable:
                 self._receive(notices)
                 if not notices:
                     for link in waited_for():
-                        if self._has_left(link.node_id):
-                            raise PeerLostError(link.node_name, "it left the routing table and is silent")
+                        if reason := self._gone(link.node_name):
+                            raise PeerLostError(link.node_name, reason)
                         link.probe()
         finally:
             self.waited_s += self._clock.now() - started
