@@ -29,11 +29,14 @@ def changed(name: str, value: Any) -> Any:
     return {key: kept for key, kept in fields.items() if kept is not LEFT_OUT}
 
 
+NO_LAYERS: list[Any] = [0, -3, 2.5, True, "30", None, 10**400]
+NO_SECONDS: list[Any] = [-1, True, "3", None, float("nan"), float("inf"), 1e300, 10**400]
+NO_POINTS: list[Any] = [5, [], [[1]], [[9, 1], [9, 1]], [[1, -1], [9, 1]], [[float("nan"), 1], [9, 1]]]
 LIES: list[tuple[str, Any]] = [
-    *(("num_layers", value) for value in (0, -3, 2.5, True, "30", None, 10**400)),
-    *(("prewarm_s", value) for value in (-1, True, "3", None, float("nan"), float("inf"), 1e300, 10**400)),
-    *(("projection_s", value) for value in (3, None, {"points": 5}, {"points": []}, {"points": [[1]]})),
-    *(("projection_s", {"points": [point, [9, 1]]}) for point in ([9, 1], [1, -1], [float("nan"), 1])),
+    *(("num_layers", value) for value in NO_LAYERS),
+    *(("prewarm_s", value) for value in NO_SECONDS),
+    *(("projection_s", {"points": points}) for points in NO_POINTS),
+    *(("projection_s", 3), ("projection_s", None)),
     *(("schema", 0), ("schema", None), ("model_id", 3), ("hardware", None), ("attention_bytes_per_s", 0)),
     *(("mood", "fine"), ("prewarm_s", LEFT_OUT), ("projection_s", LEFT_OUT)),
 ]
