@@ -286,6 +286,34 @@ async def test_a_person_s_number_outlives_the_scaler_that_was_told_it(valkey_url
         assert rig.controller.is_automatic
 
 
+async def test_who_takes_over_living_nodes_goes_on_with_a_person_s_number(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, initial_target=1) as rig:
+        await rig.settles_at(a_1=ACTIVE)
+        await rig.scale("mine", 2)
+        await eventually(lambda: keeps(rig, "2"))
+        await rig.leadership.resign()
+        # A standby without a policy, which was told the same number at its start.
+        async with scaler_rig(valkey_url, initial_target=1, grace_s=60) as standby:
+            await eventually(lambda: has_state(standby))
+            assert standby.controller.target == 2
+    async with scaler_rig(valkey_url, initial_target=1) as rig:  # nothing is left: it is a start
+        await eventually(lambda: has_active(rig, 1))
+        assert rig.controller.target == 1
+
+
+@pytest.mark.parametrize("kept", ["many", "-1", "9" * 30, "2.5"])
+async def test_a_kept_number_that_is_none_stops_nothing(kept: str, valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, scaling=POLICY, runs=False) as rig:
+        await rig.outside.write_setting("held_attention_nodes", kept)
+        await rig.controller.look()
+        assert rig.controller.is_automatic
+        assert await rig.outside.read_setting("held_attention_nodes") == ""
+
+
+async def has_state(rig: Rig) -> bool:
+    return rig.controller._policy_state is not None
+
+
 async def keeps(rig: Rig, number: str) -> bool:
     return await rig.outside.read_setting("held_attention_nodes") == number
 

@@ -48,6 +48,8 @@ _HELD_NUMBER = "held_attention_nodes"
 """Setting in the store: the number of nodes that a person asked for, while it holds."""
 
 
+_MAX_DIGITS = 6
+"""Of a number of nodes."""
 _MAX_ID_CHARS = 200
 """Ids are logged, and shown on terminals."""
 _MAX_DEADLINE_S = 7 * 24 * 3600.0
@@ -216,11 +218,13 @@ class Controller:
     async def _first_state(self, observation: Observation) -> PolicyState:
         """Return what the policy begins with: a person's number outlives the scaler that was told it."""
         state = PolicyState(target=self._first_target(observation))
-        kept = await self._actors.store.read_setting(_HELD_NUMBER)
-        if kept and self.scaling.automatic:
+        kept = await self._actors.store.read_setting(_HELD_NUMBER) or ""
+        if kept and not (kept.isdecimal() and len(kept) <= _MAX_DIGITS):
+            logger.warning("the number of nodes kept in the store cannot be used: %.50r", kept)
+        elif kept and (self.scaling.automatic or _is_takeover(observation)):
             logger.info("a person's number holds: %s attention nodes", kept)
             state = replace(state, target=int(kept), manual_since_s=observation.now_s)
-        self._kept_number = kept or ""
+        self._kept_number = kept
         return state
 
     async def _keep_number(self, state: PolicyState) -> None:
@@ -468,6 +472,11 @@ class Controller:
     def _want(self, target: int | None) -> None:
         state = self._policy_state or PolicyState()
         self._policy_state = replace(state, target=target, num_failures=0, retry_at_s=0.0)
+
+
+def _is_takeover(observation: Observation) -> bool:
+    """Tell whether nodes of another scaler serve on: the number at the start was that scaler's to see to."""
+    return any(map(observation.is_alive, observation.snapshot.in_state(NodeState.ACTIVE)))
 
 
 def _check(operation_id: str, deadline_s: float) -> None:

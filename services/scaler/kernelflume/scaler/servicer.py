@@ -87,7 +87,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
     async def SetPolicy(self, request: scaler_pb2.SetPolicyRequest, _context: Any) -> scaler_pb2.Policy:
         """Put another policy in force."""
         self._check_leading()
-        policy = await self._source.set(request.yaml, fencing_token=self._leadership.token)
+        policy = await self._source.set(request.yaml, fencing_token=self._leadership.proof)
         self._controller.set_scaling(policy)
         return self._policy()
 
