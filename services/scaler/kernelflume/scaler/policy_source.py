@@ -63,7 +63,7 @@ class PolicySource:
             try:
                 fields = json.loads(kept)
                 policy, digest = ScalingPolicy.parse(fields["policy"]), fields["file"]
-            except (ValueError, KeyError, TypeError, InvalidRequestError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError, InvalidRequestError) as error:
                 logger.warning("the policy kept in the store cannot be used: %s", error)
             else:
                 if digest == self._digest():
