@@ -32,7 +32,15 @@ from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
 from kernelflume.wnode.link import Link
 from kernelflume.wnode.links import LinkTable
-from kernelflume.wnode.messages import Cancel, CloseLink, LinkAnswer, LinkOffer, StepOutput, Submit
+from kernelflume.wnode.messages import (
+    Cancel,
+    CloseLink,
+    ForgetLink,
+    LinkAnswer,
+    LinkOffer,
+    StepOutput,
+    Submit,
+)
 from kernelflume.wnode.model.decoder import random_decoder
 from kernelflume.wnode.reporter import Reporter
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
@@ -110,6 +118,10 @@ class LocalAttentionNode:
         """Stop answering, as a frozen process would."""
         self._paused.set()
 
+    def resume(self) -> None:
+        """Go on."""
+        self._paused.clear()
+
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(5)
@@ -162,10 +174,12 @@ class LocalWeightNode:
         clock = MonotonicClock()
         self.transport = LoopbackTransport(name, network)
         self.doorbell = Doorbell()
+        self.inbox = Inbox()
         self.links = LinkTable(
             Waiter(self.transport, self.doorbell, clock, WaitPolicy()),
             clock,
             exchange_timeout_s=exchange_timeout_s,
+            gone=self.inbox.gone,
         )
         self.ledger = Ledger(self.links, max_range_tokens)
         self.scheduler = Scheduler(
@@ -173,7 +187,6 @@ class LocalWeightNode:
             self.ledger,
         )
         self.recorder = Recorder()
-        self.inbox = Inbox()
         self.connector = Connector(
             self.transport, self.doorbell, GEOMETRY, max_rows=max_rows, device=torch.device("cpu")
         )
@@ -215,6 +228,9 @@ class LocalWeightNode:
 
     def cancel(self, request_id: str) -> None:
         self.inbox.put(Cancel(request_id))
+
+    def forget_link(self, name: str, reason: str) -> None:
+        self.inbox.put(ForgetLink(name, reason))
 
     def close_link(self, name: str) -> None:
         self.inbox.put(CloseLink(name))

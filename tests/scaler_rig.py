@@ -290,6 +290,7 @@ async def scaler_rig(
     deadline_s: float = WAIT_S,
     patience_s: float = 5.0,
     grace_s: float = 0.2,
+    terminate_s: float = 5.0,
     runs: bool = True,
     tracer: Tracer = NO_TRACER,
 ) -> AsyncIterator[Rig]:
@@ -309,7 +310,8 @@ async def scaler_rig(
         clock=clock,
         commit_patience_s=5.0,
         release_timeout_s=deadline_s,
-        terminate_grace_s=5.0,
+        terminate_grace_s=terminate_s,
+        terminate_margin_s=terminate_s,
         channels=channels,
         tracer=tracer,
     )

@@ -158,6 +158,46 @@ async def test_an_operation_of_the_policy_gives_way_to_a_person(valkey_url: str)
         assert rig.book.get(own.operation_id).result is Result.CANCELLED
 
 
+async def test_a_request_that_begins_nothing_leaves_the_policy_s_operation_alone(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
+        await started(rig)
+        await rig.scale("mine", 2)
+        rig.controller.resume()
+        load(rig, held=700, tokens_per_s=1e6)
+        await eventually(newest_is(rig, Phase.READY))
+        own = rig.book.running
+        assert own is not None
+        options: dict[str, Any] = {"deadline_s": 0.0, "deadline_covers_drain": False}
+        assert (await rig.begin("mine", 2)).result is Result.SUCCEEDED  # sent again
+        with pytest.raises(AlreadyExistsError):
+            await rig.begin("mine", 3)
+        with pytest.raises(NotFoundError):
+            await rig.controller.drain("d", ("a-9",), **options)
+        with pytest.raises(LifecycleError, match="ready"):
+            await rig.controller.drain("d", (own.node_ids[0],), **options)
+        with pytest.raises(InvalidRequestError, match="minimum"):
+            await rig.controller.drain("d", ("a-1", "a-2"), **options)
+        assert rig.book.running == own
+        assert rig.controller.is_automatic
+
+
+async def test_a_person_may_drain_what_the_policy_drains(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
+        await started(rig)
+        await rig.scale("mine", 2)
+        await rig.outside.put_routes("w-1#x", {1: route_on("a-2", "a-1")})
+        rig.weights[0].extra = {"num_requests_running": 1}
+        rig.controller.resume()
+        await eventually(newest_is(rig, Phase.DRAINING))
+        own = rig.book.running
+        assert own is not None
+        options: dict[str, Any] = {"deadline_s": 0.0, "deadline_covers_drain": False}
+        await rig.controller.drain("d", own.node_ids, **options)
+        assert rig.book.get(own.operation_id).result is Result.CANCELLED
+        await rig.outside.put_routes("w-1#x", {}, ended=[1])
+        assert (await rig.end("d")).result is Result.SUCCEEDED
+
+
 async def test_cancelling_the_policy_s_operation_pauses_it(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await started(rig)
@@ -244,6 +284,34 @@ async def test_a_person_s_number_outlives_the_scaler_that_was_told_it(valkey_url
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await eventually(lambda: has_looked(rig))
         assert rig.controller.is_automatic
+
+
+async def test_who_takes_over_living_nodes_goes_on_with_a_person_s_number(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, initial_target=1) as rig:
+        await rig.settles_at(a_1=ACTIVE)
+        await rig.scale("mine", 2)
+        await eventually(lambda: keeps(rig, "2"))
+        await rig.leadership.resign()
+        # A standby without a policy, which was told the same number at its start.
+        async with scaler_rig(valkey_url, initial_target=1, grace_s=60) as standby:
+            await eventually(lambda: has_state(standby))
+            assert standby.controller.target == 2
+    async with scaler_rig(valkey_url, initial_target=1) as rig:  # nothing is left: it is a start
+        await eventually(lambda: has_active(rig, 1))
+        assert rig.controller.target == 1
+
+
+@pytest.mark.parametrize("kept", ["many", "-1", "9" * 30, "2.5"])
+async def test_a_kept_number_that_is_none_stops_nothing(kept: str, valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, scaling=POLICY, runs=False) as rig:
+        await rig.outside.write_setting("held_attention_nodes", kept)
+        await rig.controller.look()
+        assert rig.controller.is_automatic
+        assert await rig.outside.read_setting("held_attention_nodes") == ""
+
+
+async def has_state(rig: Rig) -> bool:
+    return rig.controller._policy_state is not None
 
 
 async def keeps(rig: Rig, number: str) -> bool:

@@ -144,6 +144,10 @@ async def test_an_old_leader_changes_nothing(valkey_url: str) -> None:
         with pytest.raises(ConflictError, match="another scaler"):
             await _keep_without_pause(rig.leadership)
         assert rig.leadership.token is None
+        # Without a token nothing would be checked: what still runs while it ends must not write either.
+        again = await rig.scale("again", 2)
+        assert again.reason == "this scaler does not lead"
+        assert await rig.outside.read() == before
 
 
 async def _keep_without_pause(leadership: object) -> None:

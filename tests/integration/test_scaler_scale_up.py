@@ -251,9 +251,10 @@ async def test_bad_requests_are_refused_and_change_nothing(valkey_url: str) -> N
         for target in (0, 1, 9):
             with pytest.raises(InvalidRequestError, match="attention_nodes must be from 2 to 8"):
                 await rig.begin("bad", target)
-        with pytest.raises(InvalidRequestError, match="operation_id"):
-            await rig.begin("", 3)
-        for deadline_s in (-1.0, float("nan"), float("inf")):
+        for operation_id in ("", "a" * 201, "two\nlines", "\x1b[2J"):
+            with pytest.raises(InvalidRequestError, match="operation_id"):
+                await rig.begin(operation_id, 3)
+        for deadline_s in (-1.0, float("nan"), float("inf"), 1e308):
             with pytest.raises(InvalidRequestError, match="deadline_seconds"):
                 await rig.begin("bad", 3, deadline_s=deadline_s)
         with pytest.raises(NotFoundError):

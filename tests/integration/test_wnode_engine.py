@@ -6,6 +6,7 @@ Greedy tokens must equal those of dense attention, whatever the nodes, the split
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -196,6 +197,42 @@ def test_frozen_node_is_lost_at_the_deadline(rig: Rig) -> None:
     outputs = weight.run_all("0", "1", "2", "3")
     assert outputs == [weight.reference(prompt(6, number), 25) for number in range(4)]
     assert "within 0.3 s" in weight.recorder.of(LinkLost)[0].reason
+
+
+def test_frozen_node_is_not_waited_for_once_it_has_left_the_table(rig: Rig) -> None:
+    weight, nodes = rig(2, exchange_timeout_s=600.0)
+    for number in range(4):
+        weight.submit(str(number), prompt(6, number), max_tokens=25)
+    weight.turn_until(lambda: len(weight.recorder.tokens["3"]) >= 6)
+    nodes[1].pause()
+    removal = threading.Timer(0.3, weight.adopt, ("a0",))  # while a step waits for it
+    removal.start()
+    outputs = weight.run_all("0", "1", "2", "3")
+    removal.join()
+    assert outputs == [weight.reference(prompt(6, number), 25) for number in range(4)]
+    assert [loss.reason for loss in weight.recorder.of(LinkLost)] == [
+        "it left the routing table and is silent"
+    ]
+
+
+def test_forgotten_node_is_not_waited_for_and_used_again_once_it_is_linked_anew(rig: Rig) -> None:
+    weight, nodes = rig(2, exchange_timeout_s=600.0)
+    for number in range(4):
+        weight.submit(str(number), prompt(6, number), max_tokens=25)
+    weight.turn_until(lambda: len(weight.recorder.tokens["3"]) >= 6)
+    nodes[1].pause()
+    forgetting = threading.Timer(0.3, weight.forget_link, (nodes[1].name, "it has dropped this node"))
+    forgetting.start()  # while a step waits for it
+    weight.turn_until(lambda: bool(weight.recorder.of(LinkLost)))
+    forgetting.join()
+    assert [loss.reason for loss in weight.recorder.of(LinkLost)] == ["it has dropped this node"]
+    nodes[1].exchange.drop(weight.transport.name, "its lease ran out")
+    nodes[1].resume()
+    weight.attach(nodes[1])
+    outputs = weight.run_all("0", "1", "2", "3")
+    assert outputs == [weight.reference(prompt(6, number), 25) for number in range(4)]
+    weight.forget_link("a9#1", "there is none")
+    weight.turn_until(lambda: not weight.inbox.take())
 
 
 def test_node_that_left_the_table_is_recomputed_elsewhere(rig: Rig) -> None:

@@ -20,7 +20,7 @@ def ended(operation_id: str) -> Operation:
 def test_a_new_request_is_no_repetition() -> None:
     book = OperationBook(max_ended=3)
     book.put(ended("old"))
-    assert book.repeated("new", 2) is None
+    assert book.known("new", 2) is None
     assert book.running is None
 
 
@@ -28,17 +28,17 @@ def test_a_repeated_request_gets_its_operation_running_or_ended() -> None:
     book = OperationBook(max_ended=3)
     book.put(ended("old"))
     book.put(running("now"))
-    assert book.repeated("old", 1) == ended("old")
-    assert book.repeated("now", 2) == running("now")
+    assert book.known("old", 1) == ended("old")
+    assert book.known("now", 2) == running("now")
 
 
 def test_a_taken_id_or_a_second_operation_is_refused() -> None:
     book = OperationBook(max_ended=3)
     book.put(running("now"))
     with pytest.raises(AlreadyExistsError, match="now exists and has target 2, not 3"):
-        book.repeated("now", 3)
+        book.known("now", 3)
     with pytest.raises(LifecycleError, match=r"now \(target 2\) is still launching"):
-        book.repeated("next", 3)
+        book.check_free()
 
 
 def test_ended_operations_are_forgotten_oldest_first_and_a_running_one_never() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.scaler.leader import Leadership
@@ -36,14 +37,19 @@ class SlowStore(MemoryStore):
         return snapshot
 
 
-def make_table(store: MemoryStore) -> Table:
+RECORD = LeaseRecord(kind=NodeKind.SCALER, node_id="s-1", incarnation="0", address="h:1")
+
+
+async def make_table(store: MemoryStore) -> tuple[Table, Leadership]:
     clock = MonotonicClock()
-    return Table(store, Leadership(store, clock, ttl_s=60), clock)
+    leadership = Leadership(store, clock, ttl_s=60)
+    await leadership.acquire(RECORD, contact_timeout_s=1)
+    return Table(store, leadership, clock), leadership
 
 
 async def test_a_read_that_an_edit_overtakes_is_no_loss(caplog: pytest.LogCaptureFixture) -> None:
     store = SlowStore()
-    table = make_table(store)
+    table, _ = await make_table(store)
     await table.edit(lambda snapshot: snapshot.with_node(ENTRY))
     store.delay = True
     reading = asyncio.create_task(table.read())
@@ -57,9 +63,10 @@ async def test_a_read_that_an_edit_overtakes_is_no_loss(caplog: pytest.LogCaptur
 
 async def test_a_table_that_the_store_lost_is_written_back(caplog: pytest.LogCaptureFixture) -> None:
     server = MemoryServer()
-    table = make_table(MemoryStore(server))
+    table, leadership = await make_table(MemoryStore(server))
     edited = await table.edit(lambda snapshot: snapshot.with_node(ENTRY))
     server.lose_data()
+    await leadership.acquire(RECORD, contact_timeout_s=1)
     assert await table.read() == edited
     assert await MemoryStore(server).read() == edited
     assert "lost" in caplog.text

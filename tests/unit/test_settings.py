@@ -193,9 +193,9 @@ def test_a_list_in_the_environment_that_is_no_json_is_named(monkeypatch: pytest.
     [
         ("node_id: a\nnode_idd: b\n", "node_idd in {path}: there is no such setting"),
         ("node_id: a\nlimits:\n  max_row: 1\n", "limits in {path}.max_row: there is no such setting"),
-        ("node_id: [a\n", "{path} is no YAML"),
-        ("- node_id\n", "{path} must hold settings as `name: value` lines"),
-        ("just text\n", "{path} must hold settings as `name: value` lines"),
+        ("node_id: [a\n", "{path}: no YAML"),
+        ("- node_id\n", "{path}: not a mapping of settings, `name: value` lines"),
+        ("just text\n", "{path}: not a mapping of settings, `name: value` lines"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kernelflume.core.errors import KernelFlumeError, UnauthenticatedError, UnavailableError
+from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnauthenticatedError, UnavailableError
 from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import scaler_pb2_grpc
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_S = 10.0
 """Bound of a call that does not wait for anything."""
 _CONNECT_TIMEOUT_S = 1.0
+_NO_ANSWER = "Deadline Exceeded"
+"""What gRPC itself says when a call's time is over; deadlines of the scaler's own work have more to say."""
 
 
 @contextmanager
@@ -49,6 +51,8 @@ def explained(
     """
     if isinstance(error, UnavailableError) and not is_connected():
         return UnavailableError(_advice(address, channels, error))
+    if isinstance(error, DeadlineError) and str(error) == _NO_ANSWER:
+        return DeadlineError(f"the scaler at {address} did not answer in time: it may hang")
     if isinstance(error, UnauthenticatedError):
         return UnauthenticatedError(f"the scaler at {address}: {error} (--token-file)")
     return error

@@ -15,6 +15,9 @@ DEFAULT_SCALER = "127.0.0.1:8100"
 MAX_COUNT = 2**32 - 1
 """The largest number that a request can carry; how many nodes there may be is the scaler's to say."""
 
+_PORTS_END = 65536
+_MAX_WAIT_S = 7 * 24 * 3600.0
+
 
 def utf8(value: Any) -> Any:
     """Let an option's texts through that can be sent to a service: bytes of a shell may be none."""
@@ -41,15 +44,29 @@ def _is_amount(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
+def host_and_port(value: str) -> str:
+    """Let an address through that has both."""
+    host, _, port = utf8(value).rpartition(":")
+    if not host or "//" in host or not port.isdecimal() or not 0 < int(port) < _PORTS_END:
+        raise typer.BadParameter(f"{value!r} is not of the form host:port")
+    return value
+
+
 ScalerAddress = Annotated[
     str,
     typer.Option(
-        "--scaler", envvar="KERNELFLUME_SCALER", callback=utf8, help="host:port of the scaler's admin API."
+        "--scaler",
+        envvar="KERNELFLUME_SCALER",
+        callback=host_and_port,
+        help="host:port of the scaler's admin API.",
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for the result; exit code 1 unless it succeeded.")]
 WaitTimeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Longest wait in seconds; the operation goes on.")
+    float,
+    typer.Option(
+        "--timeout", min=0.1, max=_MAX_WAIT_S, help="Longest wait in seconds; the operation goes on."
+    ),
 ]
 OperationId = Annotated[
     str | None,

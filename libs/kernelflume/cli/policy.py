@@ -15,6 +15,7 @@ from kernelflume.cli.security import with_channels
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.v1 import scaler_pb2
+from kernelflume.runtime.smallfile import MAX_BYTES
 
 _STANDARD_INPUT = Path("-")
 
@@ -82,12 +83,25 @@ def as_yaml(policy: scaler_pb2.Policy) -> str:
 
 
 def read_text(file: Path) -> str:
-    """Read a file, or standard input for ``-``.
+    """Read a file, or standard input for ``-``; a pipe will do as well.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: it cannot be read, is no text, or longer than any policy.
     """
+    name = "standard input" if file == _STANDARD_INPUT else str(file)
     try:
-        return sys.stdin.read() if file == _STANDARD_INPUT else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {file}: {error}") from error
+        if file == _STANDARD_INPUT:
+            if sys.stdin is None:
+                raise ConfigurationError("cannot read standard input: it is closed")
+            content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with file.open("rb") as opened:
+                content = opened.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigurationError(f"{name} is longer than {MAX_BYTES // 1024} KiB: that is no policy")
+    return text

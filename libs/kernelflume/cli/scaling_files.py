@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import yaml
-
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.runtime.smallfile import read_small_file
+from kernelflume.runtime.yamltext import parse_mapping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,9 @@ def readable(flag: str, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # Opening a pipe would wait for its writer, and what it says can be read only once.
+            raise ConfigurationError(f"{flag}: {path} is no regular file")
         with path.open("rb"):
             return path.absolute()
     except OSError as error:
@@ -47,13 +50,9 @@ def first_number(attention_nodes: int | None, policy_file: Path | None) -> int:
     if policy_file is None:
         return DEFAULT_ATTENTION_NODES
     try:
-        fields = yaml.safe_load(policy_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{POLICY_FLAG}: {policy_file}: {' '.join(str(error).split())}") from error
-    if fields is None:
-        return DEFAULT_MINIMUM_NODES
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"{POLICY_FLAG}: {policy_file}: not a mapping of settings")
+        fields = parse_mapping(read_small_file(policy_file))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{POLICY_FLAG}: {policy_file}: {error}") from error
     minimum = fields.get("minimum_nodes", DEFAULT_MINIMUM_NODES)
     if not isinstance(minimum, int) or isinstance(minimum, bool) or minimum < 1:
         raise ConfigurationError(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from kernelflume.core.names import node_name
 from kernelflume.core.profile import StepTimes
+
+_MOST_COUNT = 2**31 - 1
+_MOST_TOKENS = 2**48
+"""More tokens, bytes of them or epochs than any cluster sees, and exact in every format they travel in."""
+_LARGE_COUNTS = frozenset(
+    {"adopted_epoch", "capacity_tokens", "used_tokens", "reserved_tokens", "waiting_tokens"}
+)
+_MOST_S = 1e6
+_LEAST_STEP_S = 1e-6
+"""No step takes less; a rate is divided by it."""
+_MOST_SCAN = 1e18
 
 
 class NodeKind(StrEnum):
@@ -51,6 +62,9 @@ class NodeLoad:
     enough to mean something; 0 while there are none."""
 
 
+_FIGURES = frozenset(field.name for field in fields(NodeLoad))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
     """Identity, address and load of one living node."""
@@ -72,11 +86,51 @@ class LeaseRecord:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """Read ``to_dict``'s form."""
-        load = dict(fields["load"])
-        load["prepared_nodes"] = tuple(load["prepared_nodes"])
-        load["tails"] = tuple((node_id, count) for node_id, count in load["tails"])
-        if load.get("step_times") is not None:
-            load["step_times"] = StepTimes(**load["step_times"])
-        return cls(**{**fields, "kind": NodeKind(fields["kind"]), "load": NodeLoad(**load)})
+    def from_dict(cls, record: dict[str, Any]) -> tuple[Self, tuple[str, ...]]:
+        """Read ``to_dict``'s form.
+
+        A figure of the load that cannot be is left at its default: a node that reports one is alive
+        nevertheless, and whoever reads it must neither stumble nor plan with it.
+
+        Returns:
+            The record, and the names of the figures that could not be.
+        """
+        told = dict(record["load"])
+        told["prepared_nodes"] = tuple(told["prepared_nodes"])
+        told["tails"] = tuple((node_id, count) for node_id, count in told["tails"])
+        if told.get("step_times") is not None:
+            told["step_times"] = StepTimes(**told["step_times"])
+        # A newer version may report more.
+        told = {name: value for name, value in told.items() if name in _FIGURES}
+        sound = {name: value for name, value in told.items() if _can_be(name, value)}
+        known = cls(**{**record, "kind": NodeKind(record["kind"]), "load": NodeLoad(**sound)})
+        return known, tuple(sorted(told.keys() - sound.keys()))
+
+
+def _can_be(name: str, value: object) -> bool:
+    """Tell whether a figure is one that a node can have."""
+    if isinstance(value, StepTimes):
+        times = (value.step_s, value.projection_s, value.attention_s, value.post_attention_s)
+        return _is_count(value.rows) and all(map(_is_time, (*times, value.overhead_s)))
+    if name == "tails":
+        return isinstance(value, tuple) and all(_is_count(count) for _, count in value)
+    if name in ("prepared_nodes", "step_times"):
+        return True
+    if name == "decode_step_s":
+        return _is_time(value) and (value == 0 or value >= _LEAST_STEP_S)
+    if name == "scan_bytes_per_s":
+        return _is_number(value) and 0 <= value <= _MOST_SCAN
+    return _is_count(value, _MOST_TOKENS if name in _LARGE_COUNTS else _MOST_COUNT)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    # NaN is in no range.
+    return _is_number(value) and 0 <= value <= _MOST_S
+
+
+def _is_count(value: object, most: int = _MOST_COUNT) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most

@@ -7,7 +7,6 @@ T_prewarm. Times are for one layer or one step, as each field says, and depend o
 from __future__ import annotations
 
 import itertools
-import math
 from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -16,6 +15,15 @@ from kernelflume.core.errors import ConfigurationError
 
 SCHEMA_VERSION = 1
 """History: 1 = curves over rows, attention bandwidth and exchange time, prewarm time."""
+
+
+_MOST = 1e15
+"""More seconds or bytes a second than anything has; products of such figures are still numbers."""
+
+
+def _is_figure(value: object) -> bool:
+    """Tell whether a value can be a measured one. NaN is in no range."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,7 @@ class Curve:
         rows = [row for row, _ in self.points]
         if any(later <= earlier for earlier, later in itertools.pairwise(rows)):
             raise ConfigurationError(f"profile: the rows of a curve do not ascend: {rows}")
-        if any(not math.isfinite(value) or value < 0 for point in self.points for value in point):
+        if any(not _is_figure(value) for point in self.points for value in point):
             raise ConfigurationError("profile: a curve has a value that is negative or no number")
 
     def at(self, rows: float) -> float:
@@ -85,11 +93,14 @@ class PerformanceProfile:
     """T_prewarm: from the decision to a node that could be published."""
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1:
-            raise ConfigurationError(f"profile: num_layers must be at least 1, not {self.num_layers}")
+        for name in ("model_id", "hardware"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigurationError(f"profile: {name} must be text")
+        if not _is_figure(self.num_layers) or not isinstance(self.num_layers, int) or self.num_layers < 1:
+            raise ConfigurationError("profile: num_layers must be a whole number of at least 1")
         for name in ("exchange_s", "attention_bytes_per_s", "prewarm_s"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
+            if not _is_figure(value):
                 raise ConfigurationError(f"profile: {name} must be a number from 0, not {value}")
         if self.attention_bytes_per_s == 0:
             raise ConfigurationError("profile: attention_bytes_per_s must be above 0")
@@ -105,6 +116,8 @@ class PerformanceProfile:
         Raises:
             ConfigurationError: another schema, or a field is missing, unknown or out of range.
         """
+        if not isinstance(fields, dict):
+            raise ConfigurationError("profile: not a JSON object")
         values = dict(fields)
         schema = values.pop("schema", None)
         if schema != SCHEMA_VERSION:
@@ -114,5 +127,7 @@ class PerformanceProfile:
                 points = values[name]["points"]
                 values[name] = Curve(tuple((float(rows), float(seconds)) for rows, seconds in points))
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise ConfigurationError(f"profile: {error} is missing") from error
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(f"profile: {error}") from error

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -25,6 +24,7 @@ from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.tls import TlsSettings
 from kernelflume.runtime.tracing import TracingSettings
+from kernelflume.runtime.yamltext import parse_mapping
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -181,15 +181,11 @@ def load_or_exit(settings_class: type[S], *, program: str, argv: list[str] | Non
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_mapping(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"--config: cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config: {path} is no YAML: {error}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise ConfigurationError(f"--config: {path} must hold settings as `name: value` lines")
+    except (ConfigurationError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config: {path}: {error}") from error
     # A person copies names from flags as well as from code.
     return {name.replace("-", "_"): value for name, value in values.items()}
 

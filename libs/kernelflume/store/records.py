@@ -97,8 +97,8 @@ def dump_lease(record: LeaseRecord) -> str:
     return _dump(record.to_dict())
 
 
-def load_lease(text: str) -> LeaseRecord:
-    """Decode a lease record.
+def load_lease(text: str) -> tuple[LeaseRecord, tuple[str, ...]]:
+    """Decode a lease record; also return the figures of its load that cannot be, and are left out.
 
     Raises:
         UnavailableError: it is damaged.

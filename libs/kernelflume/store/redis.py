@@ -90,6 +90,7 @@ class RedisStore:
         self._lead = self._redis.register_script(scripts.LEAD)
         self._resign = self._redis.register_script(scripts.RESIGN)
         self._known_epoch = 0
+        self._faults: dict[str, tuple[str, ...]] = {}
         self._notice = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
 
@@ -207,7 +208,22 @@ class RedisStore:
         """Return all living nodes of a kind; see ``LeaseStore.living``."""
         async with self._reaching(f"list the living {kind}s"):
             texts = await self._living(keys=[self._keys.leases(kind), self._keys.expiries(kind)])
-        return sorted(map(load_lease, texts), key=lambda record: record.node_id)
+        records = []
+        for text in texts:
+            record, faults = load_lease(text)
+            self._note_faults(record, faults)
+            records.append(record)
+        return sorted(records, key=lambda record: record.node_id)
+
+    def _note_faults(self, record: LeaseRecord, faults: tuple[str, ...]) -> None:
+        """Warn of figures that cannot be, when they change: leases are read several times a second."""
+        if self._faults.get(record.node_id, ()) == faults:
+            return
+        if faults:
+            logger.warning("%s reports figures that cannot be: %s", record.name, ", ".join(faults))
+            self._faults[record.node_id] = faults
+        else:
+            del self._faults[record.node_id]
 
     async def put_routes(
         self, weight_node: str, routes: Mapping[int, SequenceRoute], *, ended: Sequence[int] = ()

@@ -70,6 +70,8 @@ class Exchange:
         self._tokens_appended = 0
         self._notices_rejected = 0
         self._links_lost = 0
+        self._strangers: set[str] = set()
+        """Weight nodes without a link whose notices were logged already."""
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -79,6 +81,7 @@ class Exchange:
     def adopt(self, link: Link) -> Connected:
         """Take a prepared link into service."""
         self._links[link.weight_node] = link
+        self._strangers.clear()
         if link.doorbell is not None:
             self._doorbell.connect(link.weight_node, link.doorbell)
         logger.info("linked %s: %d lanes of %d rows", link.weight_node, len(link.lanes), link.layout.max_rows)
@@ -148,7 +151,7 @@ class Exchange:
     def _file(self, notice: Notice) -> None:
         link = self._links.get(notice.peer)
         if link is None:
-            self._reject(notice.peer, "not linked")
+            self._reject_stranger(notice.peer)
             return
         self._guarded(link, lambda: self._file_of(link, wire.decode(notice.payload)))
 
@@ -379,6 +382,14 @@ class Exchange:
             logger.exception("unexpected error in the link of %s", link.weight_node)
             self._links_lost += 1
             self.drop(link.weight_node, "an unexpected error")
+
+    def _reject_stranger(self, peer: str) -> None:
+        """Log it once: a weight node that was dropped may probe ten times a second until it knows."""
+        if peer in self._strangers:
+            self._notices_rejected += 1
+            return
+        self._strangers.add(peer)
+        self._reject(peer, "not linked")
 
     def _reject(self, peer: str, why: str) -> None:
         self._notices_rejected += 1

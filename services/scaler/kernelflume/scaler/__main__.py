@@ -20,6 +20,7 @@ from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.smallfile import read_small_file
 from kernelflume.runtime.tls import read_token
 from kernelflume.runtime.tracing import NO_TRACER, TRACES_GRACE_S, open_tracer
 from kernelflume.scaler.actors import Actors
@@ -154,9 +155,16 @@ def _profile(settings: ScalerSettings) -> PerformanceProfile | None:
     if path is None:
         return None
     try:
-        return PerformanceProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, ConfigurationError) as error:
+        profile = PerformanceProfile.from_dict(json.loads(read_small_file(path)))
+    except (ValueError, RecursionError, ConfigurationError) as error:
         raise ConfigurationError(f"profile-file: {path}: {error}") from error
+    geometry = settings.kv_geometry()
+    if geometry is not None and geometry.num_layers != profile.num_layers:
+        raise ConfigurationError(
+            f"profile-file: {path} is of {profile.model_id} with {profile.num_layers} layers, "
+            f"and {geometry.model_id} has {geometry.num_layers}"
+        )
+    return profile
 
 
 def _controller_settings(

@@ -34,6 +34,8 @@ class Actors:
     """Longest wait for weight nodes to forget nodes that are going away anyway."""
     terminate_grace_s: float
     """Time that a node gets to end by itself."""
+    terminate_margin_s: float = 60.0
+    """Beyond it, the provider is not waited for any more: it has asked machines that do not answer."""
     channels: Channels = PLAINTEXT
     """How nodes are asked whether they serve."""
     tracer: Tracer = NO_TRACER

@@ -10,7 +10,7 @@ from kernelflume.core.errors import AlreadyExistsError, LifecycleError, NotFound
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from kernelflume.scaler.operation import Operation
+    from kernelflume.scaler.operation import Operation, Origin
 
 
 class OperationBook:
@@ -43,35 +43,40 @@ class OperationBook:
             raise NotFoundError(f"there is no operation {operation_id!r}")
         return operation
 
-    def repeated(self, operation_id: str, target: int) -> Operation | None:
+    def known(self, operation_id: str, target: int) -> Operation | None:
         """Return the operation that a request repeats, or None when the request is new.
 
         Raises:
             AlreadyExistsError: the id belongs to an operation with another target.
-            LifecycleError: the request is new, but another operation is running.
         """
         known = self._operations.get(operation_id)
-        if known is not None:
-            if known.target != target:
-                raise AlreadyExistsError(
-                    f"operation {operation_id} exists and has target {known.target}, not {target}"
-                )
-            return known
-        if self.running is not None:
-            raise LifecycleError(
-                f"operation {self.running.operation_id} (target {self.running.target}) is still "
-                f"{self.running.phase}: wait for it or cancel it"
+        if known is not None and known.target != target:
+            raise AlreadyExistsError(
+                f"operation {operation_id} exists and has target {known.target}, not {target}"
             )
-        return None
+        return known
 
-    def repeated_on(self, operation_id: str, node_ids: Collection[str]) -> Operation | None:
-        """Return the operation on these nodes that a request repeats; see ``repeated``."""
+    def known_on(self, operation_id: str, node_ids: Collection[str]) -> Operation | None:
+        """Return the operation on these nodes that a request repeats; see ``known``."""
         known = self._operations.get(operation_id)
         if known is not None and set(known.node_ids) != set(node_ids):
             raise AlreadyExistsError(
                 f"operation {operation_id} exists and is on {', '.join(known.node_ids) or 'other nodes'}"
             )
-        return self.repeated(operation_id, known.target if known is not None else 0)
+        return known
+
+    def check_free(self, *, beside: Origin | None = None) -> None:
+        """Refuse a new operation while one runs, unless that is of the origin ``beside``.
+
+        Raises:
+            LifecycleError: it says which one does.
+        """
+        running = self.running
+        if running is not None and running.origin is not beside:
+            raise LifecycleError(
+                f"operation {running.operation_id} (target {running.target}) is still "
+                f"{running.phase}: wait for it or cancel it"
+            )
 
     def put(self, operation: Operation) -> None:
         """Add or replace an operation, tell the watchers, and forget the oldest beyond the bound."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,6 +46,14 @@ logger = logging.getLogger(__name__)
 
 _HELD_NUMBER = "held_attention_nodes"
 """Setting in the store: the number of nodes that a person asked for, while it holds."""
+
+
+_MAX_DIGITS = 6
+"""Of a number of nodes."""
+_MAX_ID_CHARS = 200
+"""Ids are logged, and shown on terminals."""
+_MAX_DEADLINE_S = 7 * 24 * 3600.0
+"""Longer than anybody waits for a node, and a time that every clock and call can count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +218,13 @@ class Controller:
     async def _first_state(self, observation: Observation) -> PolicyState:
         """Return what the policy begins with: a person's number outlives the scaler that was told it."""
         state = PolicyState(target=self._first_target(observation))
-        kept = await self._actors.store.read_setting(_HELD_NUMBER)
-        if kept and self.scaling.automatic:
+        kept = await self._actors.store.read_setting(_HELD_NUMBER) or ""
+        if kept and not (kept.isdecimal() and len(kept) <= _MAX_DIGITS):
+            logger.warning("the number of nodes kept in the store cannot be used: %.50r", kept)
+        elif kept and (self.scaling.automatic or _is_takeover(observation)):
             logger.info("a person's number holds: %s attention nodes", kept)
             state = replace(state, target=int(kept), manual_since_s=observation.now_s)
-        self._kept_number = kept or ""
+        self._kept_number = kept
         return state
 
     async def _keep_number(self, state: PolicyState) -> None:
@@ -259,10 +268,11 @@ class Controller:
                 parameter="attention_nodes",
             )
         async with self._beginning:
-            await self._have_policy_give_way(operation_id)
-            repeated = self._book.repeated(operation_id, target)
-            if repeated is not None:
-                return repeated
+            known = self._book.known(operation_id, target)
+            if known is not None:
+                return known
+            await self._have_policy_give_way()
+            self._book.check_free()
             return await self._begin_for_person(
                 operation_id,
                 target,
@@ -291,19 +301,14 @@ class Controller:
         if not node_ids or len(set(node_ids)) < len(node_ids):
             raise InvalidRequestError("node_ids must name nodes, each once", parameter="node_ids")
         async with self._beginning:
-            await self._have_policy_give_way(operation_id)
-            repeated = self._book.repeated_on(operation_id, node_ids)
-            if repeated is not None:
-                return repeated
-            snapshot = await self._actors.table.read()
-            snapshot.with_event(NodeEvent.DRAIN, *node_ids)  # raises where that is not possible
-            target = len(snapshot.in_state(NodeState.ACTIVE)) - len(node_ids)
-            if target < self.scaling.minimum_nodes:
-                raise InvalidRequestError(
-                    f"{target} active nodes would be left, fewer than the minimum of "
-                    f"{self.scaling.minimum_nodes}",
-                    parameter="node_ids",
-                )
+            known = self._book.known_on(operation_id, node_ids)
+            if known is not None:
+                return known
+            self._book.check_free(beside=Origin.POLICY)
+            await self._check_drain(node_ids)  # the policy does not give way to what cannot be
+            await self._have_policy_give_way()
+            self._book.check_free()
+            target = await self._check_drain(node_ids)
             return await self._begin_for_person(
                 operation_id,
                 target,
@@ -311,6 +316,27 @@ class Controller:
                 deadline_covers_drain=deadline_covers_drain,
                 victims=node_ids,
             )
+
+    async def _check_drain(self, node_ids: tuple[str, ...]) -> int:
+        """Return how many active nodes are left without these, if they can be drained; see ``drain``.
+
+        Nodes that an operation of the policy's own drains count as active: it would be undone.
+        """
+        snapshot = await self._actors.table.read()
+        running = self._book.running
+        if running is not None and running.origin is Origin.POLICY and running.allows(OperationEvent.CANCEL):
+            ours = [node.node_id for node in snapshot.in_state(NodeState.DRAINING)]
+            ours = [node_id for node_id in ours if node_id in running.node_ids]
+            snapshot = snapshot.with_event(NodeEvent.RESUME, *ours) if ours else snapshot
+        snapshot.with_event(NodeEvent.DRAIN, *node_ids)  # raises where that is not possible
+        num_left = len(snapshot.in_state(NodeState.ACTIVE)) - len(node_ids)
+        if num_left < self.scaling.minimum_nodes:
+            raise InvalidRequestError(
+                f"{num_left} active nodes would be left, fewer than the minimum of "
+                f"{self.scaling.minimum_nodes}",
+                parameter="node_ids",
+            )
+        return num_left
 
     def cancel(self, operation_id: str) -> Operation:
         """Stop an operation and undo what it did; see ``OperationRunner.cancel``.
@@ -426,10 +452,10 @@ class Controller:
         if running.allows(OperationEvent.CANCEL):
             self._runner.cancel(running.operation_id, f"the policy gave it up: {reason}")
 
-    async def _have_policy_give_way(self, operation_id: str) -> None:
+    async def _have_policy_give_way(self) -> None:
         """Undo a running operation of the policy's own where a person asks for another one."""
         running = self._book.running
-        if running is None or running.origin is Origin.PERSON or running.operation_id == operation_id:
+        if running is None or running.origin is Origin.PERSON:
             return
         if running.allows(OperationEvent.CANCEL):
             self._runner.cancel(running.operation_id, "a person asked for another number")
@@ -448,11 +474,21 @@ class Controller:
         self._policy_state = replace(state, target=target, num_failures=0, retry_at_s=0.0)
 
 
+def _is_takeover(observation: Observation) -> bool:
+    """Tell whether nodes of another scaler serve on: the number at the start was that scaler's to see to."""
+    return any(map(observation.is_alive, observation.snapshot.in_state(NodeState.ACTIVE)))
+
+
 def _check(operation_id: str, deadline_s: float) -> None:
     if not operation_id:
         raise InvalidRequestError("operation_id must not be empty", parameter="operation_id")
-    if deadline_s < 0 or not math.isfinite(deadline_s):
+    if len(operation_id) > _MAX_ID_CHARS or not operation_id.isprintable():
         raise InvalidRequestError(
-            f"deadline_seconds must be 0 or a positive number, not {deadline_s}",
+            f"operation_id must be at most {_MAX_ID_CHARS} printable characters", parameter="operation_id"
+        )
+    # Written so that NaN is refused too.
+    if not 0 <= deadline_s <= _MAX_DEADLINE_S:
+        raise InvalidRequestError(
+            f"deadline_seconds must be from 0 to {_MAX_DEADLINE_S:g}, not {deadline_s:g}",
             parameter="deadline_seconds",
         )

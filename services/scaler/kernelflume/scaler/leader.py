@@ -41,6 +41,17 @@ class Leadership:
         self._record: LeaseRecord | None = None
         self.token: int | None = None
 
+    @property
+    def proof(self) -> int:
+        """The token, for a write that only the leader may do.
+
+        Raises:
+            ConflictError: this scaler does not lead. Without a token a write would not be checked at all.
+        """
+        if self.token is None:
+            raise ConflictError("this scaler does not lead")
+        return self.token
+
     async def acquire(self, record: LeaseRecord, *, contact_timeout_s: float) -> None:
         """Wait as a standby until this scaler leads.
 

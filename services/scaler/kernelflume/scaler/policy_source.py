@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.runtime.smallfile import read_small_file
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class PolicySource:
         """default, api, or the file's path."""
         if path is not None:
             try:
-                self._text = path.read_text(encoding="utf-8")
+                self._text = read_small_file(path)
                 self.policy = ScalingPolicy.parse(self._text)
-            except (OSError, UnicodeDecodeError, InvalidRequestError) as error:
+            except (ConfigurationError, InvalidRequestError) as error:
                 raise ConfigurationError(f"policy-file: {path}: {error}") from error
             self.origin = str(path)
 
@@ -62,7 +63,7 @@ class PolicySource:
             try:
                 fields = json.loads(kept)
                 policy, digest = ScalingPolicy.parse(fields["policy"]), fields["file"]
-            except (ValueError, KeyError, TypeError, InvalidRequestError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError, InvalidRequestError) as error:
                 logger.warning("the policy kept in the store cannot be used: %s", error)
             else:
                 if digest == self._digest():
@@ -88,15 +89,21 @@ class PolicySource:
         if self._path is None:
             return None
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = read_small_file(self._path)
             if text == self._text:
                 self._fault = ""
                 return None
             policy = ScalingPolicy.parse(text)
-        except (OSError, UnicodeDecodeError, InvalidRequestError) as error:
+        except (ConfigurationError, InvalidRequestError) as error:
             if str(error) != self._fault:
                 self._fault = str(error)
                 logger.warning("%s is not used, the policy stays as it was: %s", self._path, error)
+            return None
+        except Exception as error:
+            # Whoever runs this must not end for a file: attention nodes may be its children.
+            if str(error) != self._fault:
+                self._fault = str(error)
+                logger.exception("%s is not used, the policy stays as it was", self._path)
             return None
         self._text, self._fault = text, ""
         self.policy, self.origin = policy, str(self._path)

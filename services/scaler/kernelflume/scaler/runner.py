@@ -131,7 +131,9 @@ class OperationRunner:
             overtaken = isinstance(error, ConflictError)
             if not isinstance(error, KernelFlumeError):
                 logger.error("operation failed unexpectedly", exc_info=error)
-            self._move(OperationEvent.FAIL, str(error) or type(error).__name__)
+            # It may have failed in the moment in which it was cancelled: then it is rolled back already.
+            if self._running().allows(OperationEvent.FAIL):
+                self._move(OperationEvent.FAIL, str(error) or type(error).__name__)
         newest = self._book.newest
         if newest is not None and newest.phase is Phase.ROLLING_BACK:
             try:

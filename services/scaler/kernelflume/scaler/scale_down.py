@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from kernelflume.core.errors import ConflictError, KernelFlumeError
 from kernelflume.core.leases import NodeKind
 from kernelflume.core.routing import NodeEvent, NodeState
 from kernelflume.runtime.clock import Deadline
+from kernelflume.scaler.ending import end_nodes
 from kernelflume.scaler.operation import OperationEvent
 from kernelflume.scaler.policy import choose_victims
 from kernelflume.scaler.waiting import wait_until
@@ -144,12 +144,7 @@ class ScaleDown:
             await actors.weights.release(entries, deadline)
         except KernelFlumeError as error:
             failure = error
-        await asyncio.gather(
-            *(
-                actors.provider.terminate(node_id, grace_s=actors.terminate_grace_s)
-                for node_id in self._victims
-            )
-        )
+        await end_nodes(actors, self._victims)
 
         def without_ours(snapshot: RoutingSnapshot) -> RoutingSnapshot | None:
             gone = self._ours(snapshot, NodeState.RETIRED)

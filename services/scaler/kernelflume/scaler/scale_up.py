@@ -10,6 +10,7 @@ from kernelflume.core.errors import ConflictError, DeadlineError, KernelFlumeErr
 from kernelflume.core.leases import NodeKind
 from kernelflume.core.routing import AttentionNodeEntry, NodeEvent, NodeState
 from kernelflume.runtime.clock import Deadline
+from kernelflume.scaler.ending import end_nodes
 from kernelflume.scaler.operation import OperationEvent
 from kernelflume.scaler.waiting import POLL_INTERVAL_S, first_of, is_serving, wait_until
 
@@ -148,9 +149,7 @@ class ScaleUp:
             await actors.weights.release(entries, Deadline(actors.clock, actors.release_timeout_s))
         except KernelFlumeError as error:
             logger.warning("after a failed scale-up %s", error)
-        await asyncio.gather(
-            *(actors.provider.terminate(node_id, grace_s=actors.terminate_grace_s) for node_id in ended)
-        )
+        await end_nodes(actors, ended)
 
 
 def _entry(record: LeaseRecord) -> AttentionNodeEntry:

@@ -10,12 +10,26 @@ import math
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from kernelflume.core.errors import InvalidRequestError
+from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.runtime.yamltext import parse_mapping
 
-_Share = Annotated[float, Field(gt=0, le=1)]
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MOST_NODES = 4096
+"""More attention nodes than any pool has: a number beyond it is a slip, and would exhaust the machine."""
+
+
+def _no_truth(value: Any) -> Any:
+    """Refuse what YAML takes for true or false, such as ``yes``, for a number: it would count as 1."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number, not true or false")  # noqa: TRY004 - pydantic wants it
+    return value
+
+
+_Number = BeforeValidator(_no_truth)
+_Count = Annotated[int, _Number, Field(ge=1, le=_MOST_NODES)]
+_Share = Annotated[float, _Number, Field(gt=0, le=1)]
+_Amount = Annotated[float, _Number, Field(ge=0, allow_inf_nan=False)]
 
 
 class ScalingPolicy(BaseModel):
@@ -26,18 +40,18 @@ class ScalingPolicy(BaseModel):
     automatic: bool = True
     """Scale by growth; false leaves the number of nodes to people."""
 
-    minimum_nodes: int = Field(default=1, ge=1)
+    minimum_nodes: _Count = 1
     """Fewest active nodes; silence goes back to it."""
-    maximum_nodes: int = Field(default=16, ge=1)
+    maximum_nodes: _Count = 16
     """Most active nodes."""
-    maximum_nodes_at_once: int = Field(default=4, ge=1)
+    maximum_nodes_at_once: _Count = 4
     """Most nodes that one operation adds."""
-    node_cost_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    node_cost_per_hour: _Amount = 0.0
     """Price of one attention node, in any currency."""
-    maximum_cost_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    maximum_cost_per_hour: _Amount = 0.0
     """Most that all active nodes may cost together; 0 for no limit."""
 
-    tpot_slo_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tpot_slo_s: Annotated[float, _Number, Field(gt=0, allow_inf_nan=False)] | None = None
     """T_slo, seconds a token. It needs a profile; without one, or unset, memory alone counts."""
     beta_memory: _Share = 0.9
     """Share of a node's KV capacity that is planned with: the rest is for fragmentation and bursts."""
@@ -45,16 +59,16 @@ class ScalingPolicy(BaseModel):
     """Share of the attention time that is planned with: the rest is for jitter and errors of the profile."""
     gamma: _Share = 0.85
     """Activation watermark: a prewarmed node is published once the pool holds this share of its threshold."""
-    prewarm_margin: float = Field(default=1.5, ge=1, allow_inf_nan=False)
+    prewarm_margin: Annotated[float, _Number, Field(ge=1, allow_inf_nan=False)] = 1.5
     """A node is prewarmed when the pool would be full within this many times T_prewarm."""
 
     scale_down_fraction: _Share = 0.7
     """A node goes only if the others would hold at most this share of their threshold."""
-    scale_down_cooldown_s: _Seconds = 60.0
+    scale_down_cooldown_s: _Amount = 60.0
     """How long it must have been possible to go down, and the pool unchanged, before a node goes."""
-    silence_s: _Seconds = 60.0
+    silence_s: _Amount = 60.0
     """Without any request for this long the pool goes to its minimum."""
-    manual_hold_s: _Seconds = 0.0
+    manual_hold_s: _Amount = 0.0
     """Automatic scaling resumes this long after a manual target; 0 waits for ResumeAutomaticScaling."""
 
     @model_validator(mode="after")
@@ -77,8 +91,8 @@ class ScalingPolicy(BaseModel):
         """Most active nodes, the cost considered."""
         if not self.maximum_cost_per_hour:
             return self.maximum_nodes
-        affordable = math.floor(self.maximum_cost_per_hour / self.node_cost_per_hour + 1e-9)
-        return min(self.maximum_nodes, affordable)
+        affordable = self.maximum_cost_per_hour / self.node_cost_per_hour + 1e-9  # infinite for a tiny price
+        return self.maximum_nodes if affordable >= self.maximum_nodes else math.floor(affordable)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -88,15 +102,9 @@ class ScalingPolicy(BaseModel):
             InvalidRequestError: it is no mapping, or a setting is unknown or out of range; each is named.
         """
         try:
-            fields = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InvalidRequestError(f"policy: no YAML: {error}", parameter="policy") from error
-        if fields is None:
-            fields = {}
-        if not isinstance(fields, dict):
-            raise InvalidRequestError("policy: not a mapping of settings", parameter="policy")
-        try:
-            return cls.model_validate(fields)
+            return cls.model_validate(parse_mapping(text))
+        except ConfigurationError as error:
+            raise InvalidRequestError(f"policy: {error}", parameter="policy") from error
         except ValidationError as error:
             raise InvalidRequestError(f"policy: {_words(error)}", parameter="policy") from error
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.scaler.topology import operation_to_proto, read_topology
+from kernelflume.scaler.topology_feed import TopologyFeed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,6 +47,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
         self._clock = clock
         self._source = source
         self._token_bytes = token_bytes
+        self._feed = TopologyFeed(self._topology, clock, max_age_s=_MIN_WATCH_INTERVAL_S / 2)
 
     async def GetTopology(
         self, _request: scaler_pb2.GetTopologyRequest, _context: Any
@@ -64,7 +66,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
                 parameter="interval_seconds",
             )
         while True:
-            yield await self._topology()
+            yield await self._feed.topology()
             await asyncio.sleep(interval_s)
 
     async def Drain(self, request: scaler_pb2.DrainRequest, _context: Any) -> scaler_pb2.Operation:
@@ -85,7 +87,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
     async def SetPolicy(self, request: scaler_pb2.SetPolicyRequest, _context: Any) -> scaler_pb2.Policy:
         """Put another policy in force."""
         self._check_leading()
-        policy = await self._source.set(request.yaml, fencing_token=self._leadership.token)
+        policy = await self._source.set(request.yaml, fencing_token=self._leadership.proof)
         self._controller.set_scaling(policy)
         return self._policy()
 

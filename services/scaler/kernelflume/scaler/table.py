@@ -45,9 +45,13 @@ class Table:
         return frozenset(self._seen)
 
     @property
-    def fencing_token(self) -> int | None:
-        """Proof of leadership for other writes; None while another scaler leads."""
-        return self._leadership.token
+    def fencing_token(self) -> int:
+        """Proof of leadership for other writes.
+
+        Raises:
+            ConflictError: another scaler leads.
+        """
+        return self._leadership.proof
 
     async def read(self, *, newest_adopted: int = 0) -> RoutingSnapshot:
         """Return the present snapshot, after writing it back if the store has lost it.
@@ -103,7 +107,7 @@ class Table:
                 following = change(present)
                 if following is None:
                     return present
-                await self._store.publish(following, fencing_token=self._leadership.token)
+                await self._store.publish(following, fencing_token=self._leadership.proof)
             except EpochConflictError:
                 num_conflicts += 1
                 if num_conflicts >= _MAX_CONFLICTS:
@@ -117,7 +121,7 @@ class Table:
                 return following
 
     async def _restore(self, snapshot: RoutingSnapshot) -> None:
-        await self._store.restore(snapshot, fencing_token=self._leadership.token)
+        await self._store.restore(snapshot, fencing_token=self._leadership.proof)
         self._know(snapshot)
 
     def _know(self, snapshot: RoutingSnapshot) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import KernelFlumeError
 from kernelflume.core.routing import NodeEvent, NodeState
 from kernelflume.runtime.clock import Deadline
+from kernelflume.scaler.ending import end_nodes
 from kernelflume.scaler.policy import RemovalReason, is_owned
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Upkeep:
 
     async def _end(self, entry: AttentionNodeEntry) -> None:
         actors = self._actors
-        await actors.provider.terminate(entry.node_id, grace_s=actors.terminate_grace_s)
+        await end_nodes(actors, [entry.node_id])
         try:
             await actors.weights.release([entry], Deadline(actors.clock, actors.release_timeout_s))
         except KernelFlumeError as error:

@@ -25,6 +25,7 @@ from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.wnode.messages import (
     CloseLink,
     CompleteLink,
+    ForgetLink,
     LinkAnswer,
     LinkClosed,
     LinkFailed,
@@ -42,6 +43,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LinkEvent = LinkOffer | LinkReady | LinkFailed | LinkClosed | LinkLost
+
+_VERIFY_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What the engine was asked about one link."""
+
+    kinds: tuple[type[LinkEvent], ...]
+    """Events that answer it."""
+    answer: asyncio.Future[LinkEvent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +75,7 @@ class Endpoints:
         self._timeout_s = timeout_s
         self._prepared: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._answers: dict[str, asyncio.Future[LinkEvent]] = {}
+        self._questions: dict[str, _Question] = {}
         self._weight_node = ""
 
     @property
@@ -81,9 +93,10 @@ class Endpoints:
             self._prepared.pop(event.node_name, None)
             logger.error("attention node %s is lost: %s", event.node_name, event.reason)
             event = LinkFailed(event.node_name, event.reason)
-        answer = self._answers.get(event.node_name)
-        if answer is not None and not answer.done():
-            answer.set_result(event)
+        question = self._questions.get(event.node_name)
+        # An event that is no answer belongs to an earlier attempt, which was given up.
+        if question is not None and not question.answer.done() and isinstance(event, question.kinds):
+            question.answer.set_result(event)
 
     async def prepare(self, node_name: str, address: str) -> PrepareTimes:
         """Connect to a node and warm the path; at once when that was done before.
@@ -99,9 +112,14 @@ class Endpoints:
                 async with asyncio.timeout(self._timeout_s):
                     warm_s = await self._connect(node_name, address)
             except TimeoutError:
+                self._send(CloseLink(node_name))
                 raise DeadlineError(
                     f"attention node {node_name} at {address} was not ready within {self._timeout_s:g} s"
                 ) from None
+            except asyncio.CancelledError:
+                # Whoever asked has given up: a link that became ready now would be nobody's.
+                self._send(CloseLink(node_name))
+                raise
             self._prepared[node_name] = address
         return PrepareTimes(connect_s=time.monotonic() - started - warm_s, warm_s=warm_s)
 
@@ -115,32 +133,55 @@ class Endpoints:
             address = self._prepared.get(node_name)
             if address is None:
                 return
-            event = await self._ask(CloseLink(node_name), node_name)
+            event = await self._ask(CloseLink(node_name), node_name, LinkClosed)
             if isinstance(event, LinkFailed):
                 raise LifecycleError(event.reason)
             self._prepared.pop(node_name, None)
             await self._disconnect(address, node_name)
         self._locks.pop(node_name, None)
 
+    async def verify(self) -> None:
+        """Ask the prepared nodes whether they still know this weight node; give up those that do not.
+
+        They drop one whose lease ran out, as when it was frozen, and then ignore what it sends: steps would
+        wait for each of them to the end of the exchange's deadline.
+        """
+        await asyncio.gather(*(self._verify_one(*item) for item in list(self._prepared.items())))
+
+    async def _verify_one(self, node_name: str, address: str) -> None:
+        async with self._channels.open(address) as channel:
+            try:
+                statistics = await anode_pb2_grpc.AttentionNodeStub(channel).GetStatistics(
+                    anode_pb2.GetAttentionStatisticsRequest(), timeout=_VERIFY_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as error:
+                # Whether it is lost, the exchange and the routing table tell.
+                logger.warning("attention node %s cannot be asked: %s", node_name, error.details())
+                return
+        if self._weight_node not in {link.weight_node for link in statistics.links}:
+            reason = "it has dropped this weight node, whose lease had run out"
+            self._send(ForgetLink(node_name, reason))
+
     async def _connect(self, node_name: str, address: str) -> float:
-        offer = await self._ask(OpenLink(node_name), node_name)
+        offer = await self._ask(OpenLink(node_name), node_name, LinkOffer)
         if not isinstance(offer, LinkOffer):
             raise UnavailableError(f"attention node {node_name}: {getattr(offer, 'reason', offer)}")
         answer = await self._call_connect(address, offer)
-        ready = await self._ask(CompleteLink(node_name, answer), node_name)
+        ready = await self._ask(CompleteLink(node_name, answer), node_name, LinkReady)
         if not isinstance(ready, LinkReady):
             raise UnavailableError(f"attention node {node_name}: {getattr(ready, 'reason', ready)}")
         return ready.warm_seconds
 
-    async def _ask(self, command: Command, node_name: str) -> LinkEvent:
-        answer: asyncio.Future[LinkEvent] = asyncio.get_running_loop().create_future()
-        self._answers[node_name] = answer
+    async def _ask(self, command: Command, node_name: str, kind: type[LinkEvent]) -> LinkEvent:
+        """Send a command and wait for its answer: an event of that kind, or a ``LinkFailed``."""
+        question = _Question((kind, LinkFailed), asyncio.get_running_loop().create_future())
+        self._questions[node_name] = question
         try:
             self._send(command)
             async with asyncio.timeout(self._timeout_s):
-                return await answer
+                return await question.answer
         finally:
-            self._answers.pop(node_name, None)
+            self._questions.pop(node_name, None)
 
     async def _call_connect(self, address: str, offer: LinkOffer) -> LinkAnswer:
         self._weight_node = offer.handshake.node_name

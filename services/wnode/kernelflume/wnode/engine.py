@@ -22,6 +22,7 @@ from kernelflume.wnode.messages import (
     Adopted,
     Cancel,
     CloseLink,
+    ForgetLink,
     LinkClosed,
     LinkFailed,
     LinkLost,
@@ -129,6 +130,9 @@ class Engine:
                     self._emit(TokenOutput(item.request_id, (), FinishReason.ABORT))
             case CloseLink():
                 self._close_link(item.node_name)
+            case ForgetLink():
+                if self._links.get(item.node_name) is not None:
+                    self._lose(PeerLostError(item.node_name, item.reason))
             case Stop():
                 self._stopping = True
             case LinkConnected():

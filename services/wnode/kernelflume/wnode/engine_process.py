@@ -71,10 +71,12 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         memory=memory_kind(device),
         on_sent=doorbell.ring_peer,
     )
+    inbox = Inbox()
     links = LinkTable(
         Waiter(transport, doorbell, clock, WaitPolicy()),
         clock,
         exchange_timeout_s=settings.exchange_timeout_s,
+        gone=inbox.gone,
     )
     ledger = Ledger(links, settings.max_range_tokens, settings.spread_tokens)
     limits = BatchLimits(
@@ -82,7 +84,6 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         max_num_batched_tokens=settings.max_num_batched_tokens,
     )
     reporter = Reporter(connection, clock)
-    inbox = Inbox()
     eos_token_ids = frozenset(checkpoint.config.eos_token_ids)
     graph_runner = make_graph_runner(
         decoder=decoder,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import PeerLostError
+from kernelflume.core.names import split_name
 from kernelflume.core.routing import NodeState
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.wnode.ledger import AdoptedTable
@@ -17,6 +18,7 @@ from kernelflume.wnode.messages import (
     CloseLink,
     Command,
     CompleteLink,
+    ForgetLink,
     LinkFailed,
     OpenLink,
     Stop,
@@ -53,7 +55,7 @@ class TableBuilt:
     table: AdoptedTable
 
 
-InboxItem = Submit | Cancel | CloseLink | Stop | LinkConnected | TableBuilt
+InboxItem = Submit | Cancel | CloseLink | ForgetLink | Stop | LinkConnected | TableBuilt
 
 
 class Inbox:
@@ -61,16 +63,35 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: deque[InboxItem] = deque()
+        self._newest: AdoptedTable | None = None
+        self._forgotten: dict[str, str] = {}
+        """Reasons of the ``ForgetLink`` in the queue, by node name."""
 
     def put(self, item: InboxItem) -> None:
         """Add an item."""
+        if isinstance(item, TableBuilt):
+            self._newest = item.table
+        elif isinstance(item, ForgetLink):
+            self._forgotten[item.node_name] = item.reason
         self._items.append(item)
+
+    def gone(self, node_name: str) -> str:
+        """Return why an attention node will not answer, as far as the queue says so, else ''."""
+        if node_name in self._forgotten:
+            return self._forgotten[node_name]
+        newest = self._newest
+        if newest is not None and split_name(node_name)[0] not in newest.known:
+            return "it left the routing table and is silent"
+        return ""
 
     def take(self) -> list[InboxItem]:
         """Return and remove all items; costs next to nothing when there is none."""
         taken: list[InboxItem] = []
         while self._items:
-            taken.append(self._items.popleft())
+            item = self._items.popleft()
+            if isinstance(item, ForgetLink):
+                self._forgotten.pop(item.node_name, None)
+            taken.append(item)
         return taken
 
 

@@ -30,10 +30,27 @@ goes on with a query that was given up."""
 class LinkTable:
     """Links by node name, the arrival of notices, and waiting for them."""
 
-    def __init__(self, waiter: Waiter, clock: Clock, *, exchange_timeout_s: float) -> None:
+    def __init__(
+        self,
+        waiter: Waiter,
+        clock: Clock,
+        *,
+        exchange_timeout_s: float,
+        gone: Callable[[str], str],
+    ) -> None:
+        """Make a table without links.
+
+        Args:
+            waiter: receives notices.
+            clock: for deadlines.
+            exchange_timeout_s: longest wait for a node's answer.
+            gone: why an attention node of that name will not answer, '' where nothing is known: a step that
+                waits for one cannot take the command that says so.
+        """
         self._waiter = waiter
         self._clock = clock
         self._exchange_timeout_s = exchange_timeout_s
+        self._gone = gone
         self._links: dict[str, Link] = {}
         self._by_id: dict[str, dict[str, Link]] = {}
         """The same by node id and name: a node started anew may be connected beside its last start."""
@@ -86,7 +103,8 @@ class LinkTable:
             waited_for: the links that have not answered yet; probed while nothing comes.
 
         Raises:
-            PeerLostError: one of them is gone, or did not answer within the exchange's deadline.
+            PeerLostError: one of them is gone, will not answer, or did not answer within the
+                exchange's deadline.
         """
         if condition():
             return
@@ -101,6 +119,8 @@ class LinkTable:
                 self._receive(notices)
                 if not notices:
                     for link in waited_for():
+                        if reason := self._gone(link.node_name):
+                            raise PeerLostError(link.node_name, reason)
                         link.probe()
         finally:
             self.waited_s += self._clock.now() - started

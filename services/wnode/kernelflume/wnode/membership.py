@@ -26,6 +26,8 @@ _ROUTABLE = (NodeState.ACTIVE, NodeState.DRAINING)
 class MembershipFollower:
     """Reads the table at every notice and at every poll; a lost store leaves the last snapshot in use.
 
+    One that was started again empty counts as lost, until the table is in it again.
+
     A snapshot is adopted at once. A node in it that has no warm path yet is not used before it has one: the
     scaler prepares nodes before it publishes them, so this happens only to a weight node that starts late
     and to a path that broke.
@@ -68,7 +70,11 @@ class MembershipFollower:
 
     async def _follow(self) -> None:
         snapshot = await self._store.read()
-        if snapshot.epoch != self.snapshot.epoch:
+        if snapshot.epoch < self.snapshot.epoch:
+            # Epochs only grow. The scaler writes the table back, or goes on after the epoch that this node
+            # reports; until then its nodes are where they were.
+            raise UnavailableError(f"the store lost the routing table, it is at epoch {snapshot.epoch}")
+        if snapshot.epoch > self.snapshot.epoch:
             self.snapshot = snapshot
             self._send(Adopt(snapshot))
         for node in snapshot.in_state(*_ROUTABLE):

@@ -76,6 +76,14 @@ class CloseLink:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetLink:
+    """Give an attention node up, with the ranges there: it answers no more, or has dropped this node."""
+
+    node_name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Adopt:
     """Use this snapshot from the next step on; a node in it is not used before its link is ready."""
 
@@ -87,7 +95,7 @@ class Stop:
     """End the engine."""
 
 
-Command = Submit | Cancel | OpenLink | CompleteLink | CloseLink | Adopt | Stop
+Command = Submit | Cancel | OpenLink | CompleteLink | CloseLink | ForgetLink | Adopt | Stop
 
 # --- engine to shell ---------------------------------------------------------------------------------
 

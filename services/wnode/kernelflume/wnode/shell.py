@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -141,14 +142,23 @@ class Shell:
     async def _hold_lease(self, address: str) -> None:
         ttl_s = self.settings.lease_ttl_s
         routes_due_at = 0.0
+        renewed_at = math.inf
+        is_store_lost = False
         while True:
             try:
                 await self._store.renew(self._record(address), ttl_s=ttl_s)
+                is_store_lost = False
+                lapsed_s, renewed_at = time.monotonic() - renewed_at, time.monotonic()
+                if lapsed_s > ttl_s:
+                    logger.warning("the lease was not renewed for %.1f s: the links are verified", lapsed_s)
+                    await self.endpoints.verify()
                 if self._routes and time.monotonic() >= routes_due_at:  # tails grow without an event
                     await self._store.put_routes(self.name, dict(self._routes))
                     routes_due_at = time.monotonic() + ttl_s / 3
             except UnavailableError as error:
-                logger.warning("lease not renewed: %s", error)
+                if not is_store_lost:
+                    logger.warning("lease not renewed: %s", error)
+                is_store_lost = True
             self._lease_due.clear()
             try:
                 async with asyncio.timeout(min(ttl_s / 3, self.settings.load_interval_s)):

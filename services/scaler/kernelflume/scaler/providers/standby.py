@@ -66,8 +66,13 @@ class StandbyProvider:
                     self._standby.append(await self._provider.launch({*await taken(), *self._standby}))
             except KernelFlumeError as error:
                 logger.warning("a standby attention node could not be started: %s", error)
-                await asyncio.sleep(_RETRY_S)
-                self._missing.set()
+            except Exception:
+                # Whoever runs this must not end for it: attention nodes may be its children.
+                logger.exception("a standby attention node could not be started")
+            else:
+                continue
+            await asyncio.sleep(_RETRY_S)
+            self._missing.set()
 
     async def launch(self, taken: Collection[str]) -> str:
         """Return the oldest node that stands by, or start one; see ``Provider.launch``."""
