@@ -171,3 +171,40 @@ def test_a_taken_address_is_a_clear_refusal(valkey_url: str, tmp_path: Path, val
     with running_scaler(valkey_url, tmp_path, "--address", f"127.0.0.1:{valkey.port}") as scaler:
         assert scaler.wait(timeout=WAIT_S) == 2
     assert f"cannot listen on 127.0.0.1:{valkey.port}" in (tmp_path / "scaler.log").read_text()
+
+
+async def test_provider_settings_of_the_policy_take_force_while_the_scaler_runs(
+    store: RedisStore, valkey_url: str, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("automatic: false\nprovider: {node_memory: 1MiB}\n")
+    flags = ("--attention-nodes", "1", "--attention-node-memory", "3MiB", "--policy-file", str(policy))
+    with running_scaler(valkey_url, tmp_path, *flags) as scaler:
+        await active_nodes(store, 1)
+
+        def memories() -> list[int]:
+            lines = [child.cmdline() for child in children_of(scaler)]
+            return sorted(int(line[line.index("--memory") + 1]) for line in lines if "--memory" in line)
+
+        assert memories() == [1024**2]
+        policy.write_text("automatic: false\nprovider: {node_memory: 2MiB, standby_nodes: 1}\n")
+
+        async def stands_by() -> bool:
+            return memories() == [1024**2, 2 * 1024**2]
+
+        await eventually(stands_by)
+        async with open_channel(await address_of(store)) as channel:
+            stub = scaler_pb2_grpc.ScalerAdminStub(channel)
+            request = scaler_pb2.SetPolicyRequest(yaml="provider: {kind: static}")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.SetPolicy(request, timeout=WAIT_S)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "provider.kind: cannot be changed from process to static" in (
+                refused.value.details() or ""
+            )
+            await stub.SetPolicy(scaler_pb2.SetPolicyRequest(yaml="automatic: false"), timeout=WAIT_S)
+
+            async def ended() -> bool:
+                return memories() == [1024**2]
+
+            await eventually(ended)

@@ -163,7 +163,7 @@ class ScalerAdminServicer:
 
     def SetPolicy(self, request, context):
         """Replaces the whole policy. A bad one is refused with INVALID_ARGUMENT, which names every bad setting, and
-        the present one stays. It is kept in the store, and holds until the policy file is edited.
+        the present one stays; so is one that would change the provider itself, which takes a restart. It is kept in the store, and holds until the policy file is edited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,6 +31,7 @@ from kernelflume.scaler.metrics import ScalerMetrics
 from kernelflume.scaler.policy import PolicySettings
 from kernelflume.scaler.policy_source import PolicySource
 from kernelflume.scaler.providers.choice import make_provider
+from kernelflume.scaler.providers.live import LiveSettings
 from kernelflume.scaler.providers.standby import StandbyProvider
 from kernelflume.scaler.servicer import ScalerAdminServicer
 from kernelflume.scaler.settings import ScalerSettings
@@ -77,7 +78,9 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
         cleanup.push_async_callback(asyncio.to_thread, tracer.close, TRACES_GRACE_S)
         store = RedisStore(settings.redis_url, cluster=settings.cluster)
         cleanup.push_async_callback(store.close)
-        provider = make_provider(settings, store)
+        source = PolicySource(settings, store)
+        live = LiveSettings(source.settings)
+        provider = make_provider(live, store)
         cleanup.push_async_callback(partial(provider.close, grace_s=settings.terminate_grace_s))
         leadership = Leadership(store, clock, ttl_s=settings.leader_ttl_s)
         cleanup.push_async_callback(_resign, leadership)
@@ -93,11 +96,15 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             channels=channels,
             tracer=tracer,
         )
-        source = PolicySource(settings.policy_file, store)
         controller = Controller(
             actors, book, metrics, DecisionLog(), _controller_settings(settings, source.policy, token_bytes)
         )
         cleanup.push_async_callback(controller.close)
+
+        def put_in_force(policy: ScalingPolicy) -> None:
+            live.put(source.settings)
+            controller.set_scaling(policy)
+
         servicer = ScalerAdminServicer(
             controller=controller,
             book=book,
@@ -105,6 +112,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             leadership=leadership,
             clock=clock,
             source=source,
+            put_in_force=put_in_force,
             token_bytes=token_bytes,
         )
         server = Server(settings.address, [_SERVICE_NAME], tls=tls, token=token, tracer=tracer)
@@ -123,11 +131,11 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
 
         async def act() -> None:
             await leadership.acquire(record, contact_timeout_s=settings.store_timeout_s)
-            controller.set_scaling(await source.recall())
+            put_in_force(await source.recall())
             await server.set_serving(serving=True)
-            work = [leadership.keep(), controller.run(), _follow(source, controller)]
+            work = [leadership.keep(), controller.run(), _follow(source, put_in_force)]
             if isinstance(provider, StandbyProvider):
-                work.append(provider.keep(partial(_taken_ids, actors)))
+                work.append(provider.keep(partial(_taken_ids, actors), grace_s=settings.terminate_grace_s))
             await first_of(*work)
 
         await first_of(stop.wait(), act())
@@ -139,14 +147,14 @@ async def _taken_ids(actors: Actors) -> frozenset[str]:
     return actors.table.seen_node_ids | {record.node_id for record in living}
 
 
-async def _follow(source: PolicySource, controller: Controller) -> None:
+async def _follow(source: PolicySource, put_in_force: Callable[[ScalingPolicy], None]) -> None:
     """Put every good edit of the policy file in force."""
     while True:
         await asyncio.sleep(_POLICY_INTERVAL_S)
         policy = source.look()
         if policy is not None:
             logger.info("the policy of %s is in force", source.origin)
-            controller.set_scaling(policy)
+            put_in_force(policy)
 
 
 def _profile(settings: ScalerSettings) -> PerformanceProfile | None:

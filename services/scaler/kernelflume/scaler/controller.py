@@ -58,7 +58,7 @@ class ControllerSettings:
     initial_target: int | None
     """Active nodes wanted at the start; None has as many as the table says."""
     operation_deadline_s: float
-    """For operations that bring none."""
+    """For operations that bring none, unless the policy has one."""
     look_interval_s: float
     """Longest time between two looks at the pool."""
     geometry: KvGeometry | None = None
@@ -101,6 +101,10 @@ class Controller:
     def scaling(self) -> ScalingPolicy:
         """The operator's settings in force."""
         return self._policy.scaling
+
+    @property
+    def _launch_timeout_s(self) -> float:
+        return self.scaling.provider.launch_timeout_s or self._settings.operation_deadline_s
 
     @property
     def is_automatic(self) -> bool:
@@ -348,7 +352,7 @@ class Controller:
         operation = await self._begin(
             operation_id,
             target,
-            deadline_s=deadline_s or self._settings.operation_deadline_s,
+            deadline_s=deadline_s or self._launch_timeout_s,
             deadline_covers_drain=deadline_covers_drain,
             on_end=on_end,
             victims=victims,
@@ -409,7 +413,7 @@ class Controller:
                 await self._begin(
                     f"{decision.scale_reason}-{secrets.token_hex(4)}",
                     scale_to,
-                    deadline_s=self._settings.operation_deadline_s,
+                    deadline_s=self._launch_timeout_s,
                     deadline_covers_drain=False,
                     on_end=on_end,
                     origin=Origin.POLICY,
@@ -434,7 +438,7 @@ class Controller:
         if running.allows(OperationEvent.CANCEL):
             self._runner.cancel(running.operation_id, "a person asked for another number")
         with suppress(TimeoutError):  # still running: the request is refused as beside any other operation
-            async with asyncio.timeout(self._settings.operation_deadline_s):
+            async with asyncio.timeout(self._launch_timeout_s):
                 async for _ in self._book.watch(running.operation_id):
                     continue
 

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kernelflume.core.errors import InvalidRequestError
+from kernelflume.scaler.providers.settings import ProviderSection
 
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -56,6 +57,9 @@ class ScalingPolicy(BaseModel):
     """Without any request for this long the pool goes to its minimum."""
     manual_hold_s: _Seconds = 0.0
     """Automatic scaling resumes this long after a manual target; 0 waits for ResumeAutomaticScaling."""
+
+    provider: ProviderSection = ProviderSection()
+    """Where nodes come from, as far as the scaler's own settings are not to say. No decision reads it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -101,8 +105,10 @@ class ScalingPolicy(BaseModel):
             raise InvalidRequestError(f"policy: {_words(error)}", parameter="policy") from error
 
     def to_yaml(self) -> str:
-        """Return the form that ``parse`` reads back."""
-        return str(yaml.safe_dump(self.model_dump(), sort_keys=False))
+        """Return the form that ``parse`` reads back; of the provider section, what it gives."""
+        fields = self.model_dump(exclude={"provider"})
+        fields["provider"] = self.provider.model_dump(exclude_unset=True)
+        return str(yaml.safe_dump(fields, sort_keys=False))
 
 
 def _words(error: ValidationError) -> str:

@@ -11,13 +11,14 @@ from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.scaler.topology import operation_to_proto, read_topology
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from kernelflume.runtime.clock import Clock
     from kernelflume.scaler.book import OperationBook
     from kernelflume.scaler.controller import Controller
     from kernelflume.scaler.leader import Leadership
     from kernelflume.scaler.policy_source import PolicySource
+    from kernelflume.scaler.scaling_policy import ScalingPolicy
     from kernelflume.store.base import RoutingStore
 
 
@@ -37,6 +38,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
         leadership: Leadership,
         clock: Clock,
         source: PolicySource,
+        put_in_force: Callable[[ScalingPolicy], None],
         token_bytes: int,
     ) -> None:
         self._controller = controller
@@ -45,6 +47,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
         self._leadership = leadership
         self._clock = clock
         self._source = source
+        self._put_in_force = put_in_force
         self._token_bytes = token_bytes
 
     async def GetTopology(
@@ -86,7 +89,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
         """Put another policy in force."""
         self._check_leading()
         policy = await self._source.set(request.yaml, fencing_token=self._leadership.token)
-        self._controller.set_scaling(policy)
+        self._put_in_force(policy)
         return self._policy()
 
     async def PauseAutomaticScaling(
