@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kernelflume.scaler.sizing import Sizing
 
 # A phase takes from a publish's milliseconds to a drain's hours.
+_SHOWN_ROWS = (1, 8, 32)
+"""Numbers of rows at which the exchange time is shown."""
 _PHASE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 
 
@@ -84,7 +86,9 @@ class ScalerMetrics:
         )
         self._exchange = Gauge(
             "kernelflume_exchange_seconds",
-            "Part of a layer's attention time that does not grow with what is held, as the policy reads it.",
+            "Part of a layer's attention time that does not grow with what is held, by the rows of a step, "
+            "as the policy reads it.",
+            ["rows"],
             registry=self.registry,
         )
 
@@ -113,7 +117,8 @@ class ScalerMetrics:
     def profile_refined(self, profile: PerformanceProfile) -> None:
         """Show the profile that the policy reads now."""
         self._bandwidth.set(profile.attention_bytes_per_s)
-        self._exchange.set(profile.exchange_s)
+        for rows in _SHOWN_ROWS:
+            self._exchange.labels(str(rows)).set(profile.exchange_s.at(rows))
 
     def table_seen(self, snapshot: RoutingSnapshot) -> None:
         """Show the present table."""
