@@ -287,6 +287,7 @@ async def scaler_rig(
     minimum: int = 1,
     scaling: ScalingPolicy | None = None,
     profile: PerformanceProfile | None = None,
+    profile_digest: str = "",
     deadline_s: float = WAIT_S,
     patience_s: float = 5.0,
     grace_s: float = 0.2,
@@ -324,6 +325,9 @@ async def scaler_rig(
         initial_target=initial_target,
         operation_deadline_s=deadline_s,
         look_interval_s=0.05,
+        scaler="s-1",
+        profile_digest=profile_digest,
+        keep_profile_s=0.1,
     )
     book, metrics = OperationBook(max_ended=10), ScalerMetrics()
     controller = Controller(actors, book, metrics, DecisionLog(), settings)

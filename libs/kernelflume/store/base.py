@@ -119,8 +119,10 @@ class SettingStore(Protocol):
         """Return the text, or None when none was set."""
         ...
 
-    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
-        """Keep a text in place of the one before.
+    async def write_setting(
+        self, name: str, text: str, *, fencing_token: int | None = None, ttl_s: float | None = None
+    ) -> None:
+        """Keep a text in place of the one before, for ``ttl_s`` seconds or for good.
 
         Raises:
             ConflictError: ``fencing_token`` is no longer the leader's; nothing was written.

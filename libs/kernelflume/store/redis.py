@@ -269,12 +269,15 @@ class RedisStore:
             text: Any = await self._redis.get(self._keys.setting(name))
         return None if text is None else str(text)
 
-    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
+    async def write_setting(
+        self, name: str, text: str, *, fencing_token: int | None = None, ttl_s: float | None = None
+    ) -> None:
         """Keep a text; see ``SettingStore.write_setting``."""
+        ttl = "" if ttl_s is None else str(_milliseconds(ttl_s))
         token = "" if fencing_token is None else str(fencing_token)
         async with self._reaching(f"keep the setting {name}"):
             written = await self._write_setting(
-                keys=[self._keys.setting(name), self._keys.fence], args=[text, token]
+                keys=[self._keys.setting(name), self._keys.fence], args=[text, token, ttl]
             )
         if not written:
             raise ConflictError(f"fencing token {token} is no longer the leader's: {name} is not kept")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from contextlib import AsyncExitStack
@@ -157,12 +158,15 @@ async def _follow(source: PolicySource, put_in_force: Callable[[ScalingPolicy], 
             put_in_force(policy)
 
 
-def _profile(settings: ScalerSettings) -> PerformanceProfile | None:
+def _profile(settings: ScalerSettings) -> tuple[PerformanceProfile | None, str]:
+    """Return the profile of the file and the file's digest; None and '' without one."""
     path = settings.profile_file
     if path is None:
-        return None
+        return None, ""
     try:
-        return PerformanceProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        content = path.read_bytes()
+        profile = PerformanceProfile.from_dict(json.loads(content))
+        return profile, hashlib.sha256(content).hexdigest()
     except (OSError, ValueError, ConfigurationError) as error:
         raise ConfigurationError(f"profile-file: {path}: {error}") from error
 
@@ -170,18 +174,13 @@ def _profile(settings: ScalerSettings) -> PerformanceProfile | None:
 def _controller_settings(
     settings: ScalerSettings, scaling: ScalingPolicy, token_bytes: int
 ) -> ControllerSettings:
-    if (
-        settings.attention_nodes
-        and not scaling.minimum_nodes <= settings.attention_nodes <= scaling.most_nodes
-    ):
-        raise ConfigurationError(
-            f"attention-nodes: {settings.attention_nodes} is not from {scaling.minimum_nodes} to "
-            f"{scaling.most_nodes}, the bounds of the scaling policy"
-        )
+    if settings.attention_nodes and (fault := scaling.fault_of(settings.attention_nodes)):
+        raise ConfigurationError(f"attention-nodes: {fault}: the bounds of the scaling policy")
+    profile, digest = _profile(settings)
     return ControllerSettings(
         policy=PolicySettings(
             scaling=scaling,
-            profile=_profile(settings),
+            profile=profile,
             token_bytes=max(1, token_bytes),
             staleness_s=_STALENESS_S,
             lost_grace_s=settings.lost_grace_s,
@@ -191,6 +190,8 @@ def _controller_settings(
         initial_target=settings.attention_nodes or None,
         operation_deadline_s=settings.operation_deadline_s,
         look_interval_s=_LOOK_INTERVAL_S,
+        scaler=settings.node_id,
+        profile_digest=digest,
         geometry=settings.kv_geometry(),
     )
 

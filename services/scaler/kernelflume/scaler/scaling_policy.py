@@ -84,6 +84,12 @@ class ScalingPolicy(BaseModel):
         affordable = math.floor(self.maximum_cost_per_hour / self.node_cost_per_hour + 1e-9)
         return min(self.maximum_nodes, affordable)
 
+    def fault_of(self, number: int) -> str:
+        """Return what is wrong with a number of active nodes, or '' if it is within the bounds."""
+        if self.minimum_nodes <= number <= self.most_nodes:
+            return ""
+        return f"must be from {self.minimum_nodes} to {self.most_nodes}, not {number}"
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the YAML form.

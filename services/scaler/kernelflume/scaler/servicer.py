@@ -124,13 +124,15 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
     ) -> scaler_pb2.Operation:
         """Return an operation as it is now."""
         self._check_leading()
-        return operation_to_proto(self._book.get(request.operation_id), now_s=self._clock.now())
+        operation = await self._controller.find(request.operation_id)
+        return operation_to_proto(operation, now_s=self._clock.now())
 
     async def WatchOperation(
         self, request: scaler_pb2.GetOperationRequest, _context: Any
     ) -> AsyncIterator[scaler_pb2.Operation]:
         """Stream an operation at each change until it is done."""
         self._check_leading()
+        await self._controller.find(request.operation_id)
         async for operation in self._book.watch(request.operation_id):
             yield operation_to_proto(operation, now_s=self._clock.now())
 
@@ -139,6 +141,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
     ) -> scaler_pb2.Operation:
         """Stop an operation; it is rolled back when the answer comes or soon after."""
         self._check_leading()
+        await self._controller.find(request.operation_id)
         operation = self._controller.cancel(request.operation_id)
         return operation_to_proto(operation, now_s=self._clock.now())
 
