@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # A phase takes from a publish's milliseconds to a drain's hours.
 _SHOWN_ROWS = (1, 8, 32)
 """Numbers of rows at which the exchange time is shown."""
+_PREPARE_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _PHASE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 
 
@@ -38,6 +39,13 @@ class ScalerMetrics:
             "Time that a phase of a scale operation took.",
             ["phase"],
             buckets=_PHASE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._prepared = Histogram(
+            "kernelflume_prepare_seconds",
+            "Time that a weight node took to prepare its path to an attention node, by part.",
+            ["part"],
+            buckets=_PREPARE_BUCKETS_S,
             registry=self.registry,
         )
         self._removals = Counter(
@@ -99,6 +107,11 @@ class ScalerMetrics:
     def phase_ended(self, span: PhaseSpan, now_s: float) -> None:
         """Record how long a phase took."""
         self._phases.labels(str(span.phase)).observe(span.seconds(now_s))
+
+    def path_prepared(self, connect_s: float, warm_s: float) -> None:
+        """Record what preparing one path took."""
+        self._prepared.labels("connect").observe(connect_s)
+        self._prepared.labels("warm").observe(warm_s)
 
     def node_removed(self, reason: RemovalReason) -> None:
         """Count a node that was lost."""
