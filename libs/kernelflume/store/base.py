@@ -21,7 +21,11 @@ class MembershipStore(Protocol):
     """The routing snapshot. The scaler publishes, weight nodes read, anyone may watch."""
 
     async def read(self) -> RoutingSnapshot:
-        """Return the present snapshot; epoch 0 without nodes when nothing was ever published."""
+        """Return the present snapshot; epoch 0 without nodes when nothing was ever published.
+
+        Raises:
+            DamagedTableError: what is there cannot be read, until a person deletes it.
+        """
         ...
 
     async def publish(self, snapshot: RoutingSnapshot, *, fencing_token: int | None = None) -> None:

@@ -140,7 +140,12 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             await leadership.acquire(record, contact_timeout_s=settings.store_timeout_s)
             put_in_force(await source.recall())
             await server.set_serving(serving=True)
-            work = [leadership.keep(), controller.run(), _follow(source, put_in_force)]
+            work = [
+                leadership.keep(),
+                controller.run(),
+                _follow(source, put_in_force),
+                _tell_health(controller, server),
+            ]
             if isinstance(provider, StandbyProvider):
                 work.append(provider.keep(partial(_taken_ids, actors), grace_s=settings.terminate_grace_s))
             await first_of(*work)
@@ -162,6 +167,16 @@ async def _follow(source: PolicySource, put_in_force: Callable[[ScalingPolicy], 
         if policy is not None:
             logger.info("the policy of %s is in force", source.origin)
             put_in_force(policy)
+
+
+async def _tell_health(controller: Controller, server: Server) -> None:
+    """Answer health checks with NOT_SERVING while the routing table is damaged."""
+    is_told = True
+    while True:
+        await asyncio.sleep(_LOOK_INTERVAL_S)
+        if controller.is_table_readable is not is_told:
+            is_told = controller.is_table_readable
+            await server.set_serving(serving=is_told)
 
 
 def _profile(settings: ScalerSettings) -> tuple[PerformanceProfile | None, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import (
     ConflictError,
+    DamagedTableError,
     InvalidRequestError,
     LifecycleError,
     NotFoundError,
@@ -80,6 +81,8 @@ class Controller:
         self.decisions = decisions
         self.sizing: Sizing | None = None
         """The newest sizing decision; None while the number of nodes is a person's to choose."""
+        self.is_table_readable = True
+        """False while the routing table is damaged, which takes a person to mend."""
         self._settings = settings
         self._policy = settings.policy
         self._profile = LiveProfile(
@@ -153,6 +156,7 @@ class Controller:
             try:
                 await self.look()
                 last_fault = ""
+                self.is_table_readable = True
             except Exception as error:
                 if str(error) != last_fault:
                     expected = isinstance(error, UnavailableError | ConflictError)
@@ -160,6 +164,7 @@ class Controller:
                         "the pool is left as it is: %s", error, exc_info=None if expected else error
                     )
                 last_fault = str(error)
+                self.is_table_readable = not isinstance(error, DamagedTableError)
                 if self._policy_state is not None:
                     # While the store is away no lease can be renewed: every grace begins anew.
                     self._policy_state = replace(self._policy_state, missing_since_s={})
