@@ -71,7 +71,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
     geometry = settings.kv_geometry()
     token_bytes = geometry.token_bytes if geometry is not None else 0
     host = settings.address.rpartition(":")[0]
-    tls = settings.tls.read()
+    tls = settings.tls.open()
     token = read_token("admin-token-file", settings.admin_token_file)
     tracer = open_tracer(settings.tracing, service="scaler", instance=settings.node_id)
     channels = Channels(tls=tls, traced=tracer is not NO_TRACER)
