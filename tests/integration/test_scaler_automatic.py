@@ -182,6 +182,17 @@ async def test_a_launch_that_fails_twice_is_tried_again(valkey_url: str) -> None
         await eventually(lambda: has_active(rig, 4))
 
 
+async def test_the_policy_s_launch_timeout_holds_from_the_next_operation_on(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, initial_target=1) as rig:
+        await rig.settles_at(a_1=ACTIVE)
+        rig.provider.takes_lease = False
+        rig.controller.set_scaling(
+            ScalingPolicy.parse("{automatic: false, provider: {launch_timeout_s: 0.3}}")
+        )
+        operation = await rig.scale("up", 2)
+        assert operation.reason == "after 0.3 s attention node a-2 has not taken its lease"
+
+
 async def test_a_named_node_is_drained(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, initial_target=3) as rig:
         await rig.settles_at(a_1=ACTIVE, a_2=ACTIVE, a_3=ACTIVE)
