@@ -17,9 +17,8 @@ from kernelflume.scaler.operation_records import (
     TTL_S,
     OperationRecord,
     OperationRecords,
-    leftovers,
-    settled,
 )
+from kernelflume.scaler.succession import leftovers, settled
 from kernelflume.scaler.table import Table
 from kernelflume.store.memory import MemoryServer, MemoryStore
 

@@ -22,10 +22,11 @@ from kernelflume.scaler.held_number import HeldNumber
 from kernelflume.scaler.live_profile import KEEP_INTERVAL_S, LiveProfile
 from kernelflume.scaler.observe import observe
 from kernelflume.scaler.operation import Operation, Origin
-from kernelflume.scaler.operation_records import OperationRecords, leftovers, settled
+from kernelflume.scaler.operation_records import OperationRecords
 from kernelflume.scaler.own_operations import OwnOperations
 from kernelflume.scaler.policy import PolicyState, after_own, decide, is_automatic
 from kernelflume.scaler.runner import OperationRunner
+from kernelflume.scaler.succession import Succession
 from kernelflume.scaler.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Controller:
         self._beginning = asyncio.Lock()
         self._wake = asyncio.Event()
         self._upkeep = Upkeep(actors, book, metrics, self._wake.set)
+        self._succession = Succession(actors, book, self._records, self._held, self._upkeep)
 
     @property
     def target(self) -> int | None:
@@ -220,27 +222,14 @@ class Controller:
     async def _first_state(self, observation: Observation) -> PolicyState:
         """Return what the policy begins with, from what the scaler before this one left behind."""
         await self._profile.recall()
-        await self._held.recall()
-        target = self._first_target(observation)
-        record = await self._records.newest()
-        if record is not None:
-            operation = settled(record, observation.snapshot, now_s=observation.now_s)
-            if operation != record.operation:
-                logger.warning("operation %s: %s", operation.operation_id, operation.reason or "published")
-                await self._upkeep.end_leftovers(leftovers(operation, observation.snapshot))
-                if operation.rolled_back:
-                    target = self._first_target(observation, rolled_back=operation)
-                    await self._held.put(record.held_before)
-                # The last step: until it is done, whoever leads comes here again.
-                await self._records.write(operation)
-            self._book.put(operation)
-        state = PolicyState(target=target)
+        rolled_back = await self._succession.take_over(observation)
+        state = PolicyState(target=self._first_target(observation, rolled_back))
         if self._held.text and self.scaling.automatic:
             logger.info("a person's number holds: %s attention nodes", self._held.text)
             state = replace(state, target=int(self._held.text), manual_since_s=observation.now_s)
         return state
 
-    def _first_target(self, observation: Observation, *, rolled_back: Operation | None = None) -> int | None:
+    def _first_target(self, observation: Observation, rolled_back: Operation | None) -> int | None:
         if self._settings.initial_target is not None or self._actors.provider.adopts:
             return self._settings.initial_target
         if rolled_back is not None:
@@ -402,19 +391,9 @@ class Controller:
             await self._own.give_way(timeout_s=self._launch_timeout_s)
 
     async def _known(self, operation_id: str) -> Operation | None:
-        known = self._book.find(operation_id)
-        if known is not None:
-            return known
-        self._seen_state()  # what the scaler before this one left is put in order first
-        record = await self._records.read(operation_id)
-        if record is None:
-            return None
-        if not record.operation.done and record.leader == self._actors.table.fencing_token:
-            return None  # of this scaler itself, which could not begin it
-        snapshot = await self._actors.table.read()
-        operation = settled(record, snapshot, now_s=self._actors.clock.now())
-        self._book.recall(operation)
-        return operation
+        if self._book.find(operation_id) is None:
+            self._seen_state()  # what the scaler before this one left is put in order first
+        return await self._succession.find(operation_id)
 
     def _seen_state(self) -> PolicyState:
         if self._policy_state is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernelflume.scaler.policy import PolicyState
     from kernelflume.scaler.table import Table
     from kernelflume.store.base import SettingStore
+
+logger = logging.getLogger(__name__)
 
 _NAME = "held_attention_nodes"
 
@@ -27,7 +30,11 @@ class HeldNumber:
         Raises:
             UnavailableError: the store cannot be reached.
         """
-        self.text = await self._store.read_setting(_NAME) or ""
+        text = await self._store.read_setting(_NAME) or ""
+        if text and not (text.isascii() and text.isdigit()):
+            logger.warning("the number of nodes kept in the store cannot be used: %r", text)
+            text = ""
+        self.text = text
 
     async def follow(self, state: PolicyState) -> None:
         """Keep the number that holds now, if it has changed.

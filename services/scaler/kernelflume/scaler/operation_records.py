@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from kernelflume.core.errors import ConflictError, UnavailableError
-from kernelflume.core.routing import NodeState
-from kernelflume.scaler.operation import Operation, OperationEvent, Phase
+from kernelflume.scaler.operation import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.runtime.clock import Clock
     from kernelflume.scaler.table import Table
     from kernelflume.store.base import SettingStore
@@ -204,46 +202,6 @@ class OperationRecords:
             leader=fields["leader"],
             held_before=str(fields["held_before"]),
         )
-
-
-def settled(record: OperationRecord, snapshot: RoutingSnapshot, *, now_s: float) -> Operation:
-    """Return how an operation ended that its scaler cannot see through any more. Pure.
-
-    Args:
-        record: of the operation, done or not.
-        snapshot: the routing table as that scaler left it.
-        now_s: when that was found.
-    """
-    operation = record.operation
-    if operation.done:
-        return operation
-    entries = {node_id: snapshot.find(node_id) for node_id in operation.node_ids}
-    if operation.phase is Phase.PUBLISHING and all(
-        entry is not None and entry.state is NodeState.ACTIVE for entry in entries.values()
-    ):
-        return operation.after(OperationEvent.PUBLISHED, now_s=now_s)  # only its answer was lost
-    why = f"scaler {record.scaler} died or lost the leadership in phase {operation.phase}"
-    if operation.phase is Phase.RETIRING and not any(entries.values()):
-        operation = operation.after(OperationEvent.RETIRED, now_s=now_s)
-    if operation.phase is Phase.ROLLING_BACK:
-        ended = operation.after(OperationEvent.ROLLED_BACK, now_s=now_s)
-        return replace(ended, reason=f"{operation.reason}; {why} meanwhile")
-    names = ", ".join(operation.node_ids)
-    if operation.phase is Phase.RELEASING:
-        effect = f"{names} had left the routing table"
-    elif operation.target < operation.initial:
-        effect = f"the drain of {names} is rolled back" if names else "nothing was drained"
-    else:
-        effect = f"{names} rolled back" if names else "no node had been launched"
-    failed = operation.after(OperationEvent.FAIL, now_s=now_s, reason=f"{why}: {effect}")
-    return failed if failed.done else failed.after(OperationEvent.ROLLED_BACK, now_s=now_s)
-
-
-def leftovers(operation: Operation, snapshot: RoutingSnapshot) -> tuple[str, ...]:
-    """Return the nodes that an operation launched and no table names: whoever launched them ends them."""
-    if operation.target < operation.initial or not operation.rolled_back:
-        return ()
-    return tuple(node_id for node_id in operation.node_ids if snapshot.find(node_id) is None)
 
 
 def _key(operation_id: str) -> str:
