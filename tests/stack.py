@@ -77,7 +77,12 @@ class Stack:
         return self.command("scale", "--attention-nodes", str(num_nodes), "--wait")
 
     def attention_node_processes(self) -> list[psutil.Process]:
-        return [child for child in self.descendants if "kernelflume.anode" in " ".join(child.cmdline())]
+        found = []
+        for child in self.descendants:
+            with contextlib.suppress(psutil.Error):  # it ends just now
+                if "kernelflume.anode" in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
 
     async def statistics(self) -> list[anode_pb2.AttentionStatistics]:
         """Ask every active attention node itself."""
