@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -44,10 +46,35 @@ class Authority:
         return identity
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with the certificates of this session."""
+    return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture(scope="session")
+def authority(folder: Path) -> Authority:
+    """Return a CA."""
+    return Authority(folder)
+
+
+@pytest.fixture(scope="session")
+def node(authority: Authority) -> Identity:
+    """Return a certificate of that CA."""
+    return authority.issue("node")
+
+
 def encrypt_key(key: Path, target: Path) -> Path:
     """Write ``key`` with a password."""
     _openssl("pkey", "-in", str(key), "-aes256", "-passout", "pass:secret", "-out", str(target))
     return target
+
+
+def stamped(source: Path, target: Path) -> Path:
+    """Replace ``target`` with a copy of ``source``, as whoever renews certificates does."""
+    copy = target.with_suffix(".new")
+    copy.write_bytes(source.read_bytes())
+    return copy.replace(target)
 
 
 def _openssl(*arguments: str) -> None:

@@ -2,9 +2,10 @@
 
 from hypothesis import settings
 
+from tests.certificates import authority, folder, node
 from tests.valkey import valkey, valkey_url
 
-__all__ = ["valkey", "valkey_url"]
+__all__ = ["authority", "folder", "node", "valkey", "valkey_url"]
 
 # A busy machine may take any time for an example; none is failed for it.
 settings.register_profile("kernelflume", deadline=None)

@@ -25,7 +25,7 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     tls = TlsSettings(certificate=options.certificate, key=options.key, ca=options.ca)
-    server = Server(options.address, [], tls=tls.read())
+    server = Server(options.address, [], tls=tls.open())
     await server.start()
     await server.set_serving(serving=True)
     record = LeaseRecord(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
-    from kernelflume.runtime.tls import TlsMaterial
+    from kernelflume.runtime.tls import TlsFiles
 
 SERVICE = "kernelflume.rpc.v1.WeightNode"
 SPECIAL_TOKENS = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
@@ -125,7 +125,7 @@ def endless(token_id: int, *, pause_s: float = 0.005) -> Any:
 class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     """A real gRPC server whose tokens come from a script."""
 
-    def __init__(self, folder: Path, script: Any, *, tls: TlsMaterial | None = None) -> None:
+    def __init__(self, folder: Path, script: Any, *, tls: TlsFiles | None = None) -> None:
         checkpoint = resolve(str(folder))
         self.card = wnode_pb2.ModelCard(
             geometry=common_pb2.KvGeometry(model_id=checkpoint.model_id, model_revision=checkpoint.revision),

@@ -147,7 +147,7 @@ class _WeightServicer(wnode_pb2_grpc.WeightNodeServicer):
         if self._node.prepare_failure is not None:
             await context.abort(*self._node.prepare_failure)
         self._node.prepared.append(request.node_id)
-        return wnode_pb2.PrepareEndpointResponse()
+        return wnode_pb2.PrepareEndpointResponse(connect_seconds=0.2, warm_seconds=0.002)
 
     async def ReleaseEndpoint(  # noqa: N802
         self, request: wnode_pb2.ReleaseEndpointRequest, context: Any
@@ -287,6 +287,7 @@ async def scaler_rig(
     minimum: int = 1,
     scaling: ScalingPolicy | None = None,
     profile: PerformanceProfile | None = None,
+    profile_digest: str = "",
     deadline_s: float = WAIT_S,
     patience_s: float = 5.0,
     grace_s: float = 0.2,
@@ -294,7 +295,7 @@ async def scaler_rig(
     runs: bool = True,
     tracer: Tracer = NO_TRACER,
 ) -> AsyncIterator[Rig]:
-    clock = MonotonicClock()
+    clock, metrics = MonotonicClock(), ScalerMetrics()
     store = store_class(url, cluster=CLUSTER)
     outside = RedisStore(url, cluster=CLUSTER)
     leadership = Leadership(store, clock, ttl_s=LEASE_TTL_S)
@@ -306,7 +307,13 @@ async def scaler_rig(
         store=store,
         table=Table(store, leadership, clock),
         provider=provider,
-        weights=WeightNodes(store, clock, patience_s=patience_s, channels=channels),
+        weights=WeightNodes(
+            store,
+            clock,
+            patience_s=patience_s,
+            channels=channels,
+            on_prepared=metrics.path_prepared,
+        ),
         clock=clock,
         commit_patience_s=5.0,
         release_timeout_s=deadline_s,
@@ -326,8 +333,11 @@ async def scaler_rig(
         initial_target=initial_target,
         operation_deadline_s=deadline_s,
         look_interval_s=0.05,
+        scaler="s-1",
+        profile_digest=profile_digest,
+        keep_profile_s=0.1,
     )
-    book, metrics = OperationBook(max_ended=10), ScalerMetrics()
+    book = OperationBook(max_ended=10)
     controller = Controller(actors, book, metrics, DecisionLog(), settings)
     running = asyncio.create_task(controller.run()) if runs else None
     rig = Rig(store, outside, provider, controller, book, leadership, metrics)

@@ -78,12 +78,13 @@ class Stack:
 
     def attention_node_processes(self) -> list[psutil.Process]:
         """Return shells and workers, without the process that forks them."""
-        commands = [(child, " ".join(child.cmdline())) for child in self.descendants]
-        return [
-            child
-            for child, words in commands
-            if "kernelflume.anode" in words and "kernelflume.anode.forkserver" not in words
-        ]
+        found = []
+        for child in self.descendants:
+            with contextlib.suppress(psutil.Error):  # it ends just now
+                words = " ".join(child.cmdline())
+                if "kernelflume.anode" in words and "kernelflume.anode.forkserver" not in words:
+                    found.append(child)
+        return found
 
     async def statistics(self) -> list[anode_pb2.AttentionStatistics]:
         """Ask every active attention node itself."""

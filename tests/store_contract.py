@@ -230,3 +230,17 @@ class StoreContract:
         with pytest.raises(ConflictError, match="fencing token"):
             await first.write_setting("a", "three", fencing_token=old)
         assert await second.read_setting("a") == "two"
+
+    async def test_a_setting_with_a_time_to_live_vanishes(self, open_store: OpenStore) -> None:
+        store = open_store()
+        await store.write_setting("a", "one", ttl_s=LONG_S)
+        await store.write_setting("b", "one", ttl_s=LONG_S)
+        assert await store.read_setting("a") == "one"
+        await store.write_setting("a", "two", ttl_s=0.02)
+        await store.write_setting("b", "two")
+
+        async def vanished() -> bool:
+            return await store.read_setting("a") is None
+
+        await eventually(vanished)
+        assert await store.read_setting("b") == "two"

@@ -43,12 +43,11 @@ def test_a_quick_profile_is_plausible_and_predicts_the_steps_it_measured(tmp_pat
     found = PerformanceProfile.from_dict(json.loads(output.read_text()))
     assert found.num_layers == 30
     assert found.hardware
-    for curve in (found.projection_s, found.post_attention_s, found.step_overhead_s):
+    for curve in (found.projection_s, found.post_attention_s, found.step_overhead_s, found.exchange_s):
         assert [row for row, _ in curve.points] == [float(row) for row in ROWS]
-        assert all(0 < seconds < 10 for _, seconds in curve.points)
+        assert all(0 <= seconds < 10 for _, seconds in curve.points)
     assert 1e8 < found.attention_bytes_per_s < 1e12
     assert 0.1 < found.prewarm_s < WAIT_S
-    assert 0 <= found.exchange_s < 1
 
     # The summary tells the steps themselves, which the profile does not hold.
     lines = [line.split() for line in done.stdout.splitlines()]

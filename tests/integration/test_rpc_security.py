@@ -11,7 +11,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.certificates import Authority, Identity
+from tests.certificates import Authority, Identity, stamped
 from tests.router_parts import ScriptedWeightNode, router, saying, write_model
 
 from kernelflume.rpc.channel import PLAINTEXT, Channels
@@ -36,24 +36,9 @@ class Admin(scaler_pb2_grpc.ScalerAdminServicer):
         yield scaler_pb2.Operation(result="succeeded")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("certificates")
-
-
-@pytest.fixture(scope="module")
-def authority(folder: Path) -> Authority:
-    return Authority(folder)
-
-
-@pytest.fixture(scope="module")
-def node(authority: Authority) -> Identity:
-    return authority.issue("node")
-
-
 @asynccontextmanager
 async def serving(tls: TlsSettings | None = None, token: str | None = None) -> AsyncIterator[str]:
-    server = Server("127.0.0.1:0", [SERVICE], tls=(tls or TlsSettings()).read(), token=token)
+    server = Server("127.0.0.1:0", [SERVICE], tls=(tls or TlsSettings()).open(), token=token)
     scaler_pb2_grpc.add_ScalerAdminServicer_to_server(Admin(), server.grpc_server)
     await server.start()
     await server.set_serving(serving=True)
@@ -77,7 +62,7 @@ async def refused(address: str, channels: Channels) -> grpc.aio.AioRpcError:
 
 
 def over_tls(**fields: Any) -> Channels:
-    return Channels(tls=TlsSettings(**fields).read())
+    return Channels(tls=TlsSettings(**fields).open())
 
 
 async def test_a_server_with_a_certificate_speaks_tls_only(authority: Authority, node: Identity) -> None:
@@ -94,6 +79,31 @@ async def test_a_certificate_of_another_ca_is_not_trusted(
         failure = await refused(address, over_tls(ca=stranger.ca))
         assert failure.code() is grpc.StatusCode.UNAVAILABLE
         assert "CERTIFICATE_VERIFY_FAILED" in (failure.details() or "")
+
+
+async def test_renewed_certificates_are_in_force_without_a_restart(
+    folder: Path, tmp_path: Path, authority: Authority, node: Identity
+) -> None:
+    certificate = stamped(node.certificate, tmp_path / "node.pem")
+    key = stamped(node.key, tmp_path / "node-key.pem")
+    ca = stamped(authority.ca, tmp_path / "ca.pem")
+    tls = TlsSettings(certificate=certificate, key=key, ca=ca, require_client_certificate=True)
+    client = Channels(tls=tls.open())
+    async with serving(tls) as address, client.open(address) as old:
+        stub = scaler_pb2_grpc.ScalerAdminStub(old)
+        assert (await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)).epoch == 7
+        following = Authority(folder, "following")
+        renewed = following.issue("renewed")
+        for source, target in ((renewed.certificate, certificate), (renewed.key, key), (following.ca, ca)):
+            stamped(source, target)
+        # Server and client agree on the new CA: either side would refuse the old one's.
+        assert await call(address, client) == 7
+        left_behind = over_tls(
+            ca=authority.ca, certificate=node.certificate, key=node.key, server_name="localhost"
+        )
+        assert (await refused(address, left_behind)).code() is grpc.StatusCode.UNAVAILABLE
+        # A connection that stands goes on.
+        assert (await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)).epoch == 7
 
 
 async def test_a_server_name_stands_for_an_address_that_no_certificate_names(authority: Authority) -> None:
@@ -170,7 +180,7 @@ async def test_a_router_calls_weight_nodes_over_tls(
     tmp_path: Path, authority: Authority, node: Identity
 ) -> None:
     tls = TlsSettings(certificate=node.certificate, key=node.key)
-    weight_node = ScriptedWeightNode(write_model(tmp_path), saying(50, 51), tls=tls.read())
+    weight_node = ScriptedWeightNode(write_model(tmp_path), saying(50, 51), tls=tls.open())
     await weight_node.start()
     try:
         async with (
@@ -197,7 +207,7 @@ async def test_plaintext_for_other_machines_is_warned_of_once(
 async def test_tls_for_other_machines_is_not_warned_of(
     node: Identity, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tls = TlsSettings(certificate=node.certificate, key=node.key).read()
+    tls = TlsSettings(certificate=node.certificate, key=node.key).open()
     server = Server("0.0.0.0:0", [], tls=tls)
     await server.start()
     await server.stop(0)

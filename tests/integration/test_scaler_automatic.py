@@ -31,6 +31,8 @@ POLICY = ScalingPolicy(
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from kernelflume.scaler.operation import Operation
+
 
 def load(rig: Rig, *, held: int, tokens_per_s: float = 0.0, waiting: int = 0) -> None:
     """Have every attention node hold ``held`` tokens, and the weight node grow on the first."""
@@ -57,13 +59,19 @@ def newest_is(rig: Rig, phase: Phase) -> Callable[[], Awaitable[bool]]:
     return holds
 
 
+async def prewarmed(rig: Rig) -> Operation:
+    """Start with one node, and load it so that the policy has prewarmed others; return its operation."""
+    await started(rig)
+    load(rig, held=700, tokens_per_s=1e6)  # full before the next node could be there
+    await eventually(newest_is(rig, Phase.READY))
+    operation = rig.book.running
+    assert operation is not None
+    return operation
+
+
 async def test_the_pool_grows_ahead_and_publishes_at_the_watermark(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
-        await started(rig)
-        load(rig, held=700, tokens_per_s=1e6)  # full before the next node could be there
-        await eventually(newest_is(rig, Phase.READY))
-        operation = rig.book.running
-        assert operation is not None
+        operation = await prewarmed(rig)
         assert (operation.origin, operation.cause) == (Origin.POLICY, "horizon")
         assert READY in (await rig.states()).values()
         load(rig, held=810, tokens_per_s=1.0)
@@ -102,11 +110,7 @@ async def test_silence_goes_back_to_the_minimum(valkey_url: str) -> None:
 
 async def test_prewarmed_nodes_are_given_up_when_the_load_goes_away(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
-        await started(rig)
-        load(rig, held=700, tokens_per_s=1e6)
-        await eventually(newest_is(rig, Phase.READY))
-        operation = rig.book.running
-        assert operation is not None
+        operation = await prewarmed(rig)
         load(rig, held=100, tokens_per_s=0.001)
         ended = await rig.end(operation.operation_id)
         assert (ended.result, "demand_gone" in ended.reason) == (Result.CANCELLED, True)
@@ -148,11 +152,7 @@ async def test_a_person_s_number_is_let_go_after_its_hold(valkey_url: str) -> No
 
 async def test_an_operation_of_the_policy_gives_way_to_a_person(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
-        await started(rig)
-        load(rig, held=700, tokens_per_s=1e6)
-        await eventually(newest_is(rig, Phase.READY))
-        own = rig.book.running
-        assert own is not None
+        own = await prewarmed(rig)
         ended = await rig.scale("mine", 2)
         assert (ended.result, ended.origin) == (Result.SUCCEEDED, Origin.PERSON)
         assert rig.book.get(own.operation_id).result is Result.CANCELLED
@@ -200,11 +200,7 @@ async def test_a_person_may_drain_what_the_policy_drains(valkey_url: str) -> Non
 
 async def test_cancelling_the_policy_s_operation_pauses_it(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
-        await started(rig)
-        load(rig, held=700, tokens_per_s=1e6)
-        await eventually(newest_is(rig, Phase.READY))
-        own = rig.book.running
-        assert own is not None
+        own = await prewarmed(rig)
         rig.controller.cancel(own.operation_id)
         await rig.end(own.operation_id)
         await rig.settles_at(a_1=ACTIVE)
@@ -224,6 +220,17 @@ async def test_a_launch_that_fails_twice_is_tried_again(valkey_url: str) -> None
         await eventually(failed_twice)
         rig.provider.takes_lease = True
         await eventually(lambda: has_active(rig, 4))
+
+
+async def test_the_policy_s_launch_timeout_holds_from_the_next_operation_on(valkey_url: str) -> None:
+    async with scaler_rig(valkey_url, initial_target=1) as rig:
+        await rig.settles_at(a_1=ACTIVE)
+        rig.provider.takes_lease = False
+        rig.controller.set_scaling(
+            ScalingPolicy.parse("{automatic: false, provider: {launch_timeout_s: 0.3}}")
+        )
+        operation = await rig.scale("up", 2)
+        assert operation.reason == "after 0.3 s attention node a-2 has not taken its lease"
 
 
 async def test_a_named_node_is_drained(valkey_url: str) -> None:

@@ -103,7 +103,7 @@ async def test_an_unexpected_fault_at_a_standby_ends_nothing(
     async with scaler_rig(valkey_url, make_provider=HostileProvider) as rig:
         pool = StandbyProvider(rig.provider, 1)
         rig.provider.raises_at_launch = True
-        keeping = asyncio.create_task(pool.keep(none_taken))
+        keeping = asyncio.create_task(pool.keep(none_taken, grace_s=1))
         await asyncio.sleep(0.1)
         assert not keeping.done()
         rig.provider.raises_at_launch = False

@@ -138,8 +138,8 @@ async def test_an_old_leader_changes_nothing(valkey_url: str) -> None:
         await rig.outside.resign(record.name)
         assert await rig.outside.lead("another", ttl_s=30) is not None
         before = await rig.outside.read()
-        operation = await rig.scale("up", 2)
-        assert "fencing token" in operation.reason
+        with pytest.raises(ConflictError, match="fencing token"):
+            await rig.begin("up", 2)
         assert await rig.outside.read() == before
         with pytest.raises(ConflictError, match="another scaler"):
             await _keep_without_pause(rig.leadership)
@@ -158,6 +158,7 @@ async def _keep_without_pause(leadership: object) -> None:
 async def test_the_metrics_tell_epoch_nodes_and_operations(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, initial_target=1) as rig:
         await rig.settles_at(a_1=ACTIVE)
+        await rig.add_weight()
         await rig.scale("up", 2)
         await rig.controller.look()
 
@@ -169,6 +170,8 @@ async def test_the_metrics_tell_epoch_nodes_and_operations(valkey_url: str) -> N
         assert value("kernelflume_attention_nodes", state="draining") == 0
         assert value("kernelflume_scale_operations_total", result="succeeded") == 2
         assert value("kernelflume_scale_phase_seconds_count", phase="prewarming") == 2
+        assert value("kernelflume_prepare_seconds_sum", part="connect") == pytest.approx(0.2)
+        assert value("kernelflume_prepare_seconds_sum", part="warm") == pytest.approx(0.002)
         await rig.provider.kill("a-1")
         await rig.settles_at(a_2=ACTIVE, a_3=ACTIVE)
         assert value("kernelflume_attention_nodes_removed_total", reason="process_ended") == 1

@@ -6,18 +6,20 @@ import asyncio
 import os
 import signal
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
 import psutil
 import pytest
 from tests.scaler_process import GEOMETRY, active_nodes, address_of, running_scaler
-from tests.scaler_rig import CLUSTER, WAIT_S, eventually, route_on
+from tests.scaler_rig import CLUSTER, WAIT_S, FakeWeightNode, eventually, route_on
 
 from kernelflume.core.leases import NodeKind
 from kernelflume.rpc.channel import open_channel
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.runtime.service import free_port
+from kernelflume.scaler.waiting import is_serving
 from kernelflume.store.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -171,3 +173,80 @@ def test_a_taken_address_is_a_clear_refusal(valkey_url: str, tmp_path: Path, val
     with running_scaler(valkey_url, tmp_path, "--address", f"127.0.0.1:{valkey.port}") as scaler:
         assert scaler.wait(timeout=WAIT_S) == 2
     assert f"cannot listen on 127.0.0.1:{valkey.port}" in (tmp_path / "scaler.log").read_text()
+
+
+async def test_provider_settings_of_the_policy_take_force_while_the_scaler_runs(
+    store: RedisStore, valkey_url: str, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("automatic: false\nprovider: {node_memory: 1MiB}\n")
+    flags = ("--attention-nodes", "1", "--attention-node-memory", "3MiB", "--policy-file", str(policy))
+    with running_scaler(valkey_url, tmp_path, *flags) as scaler:
+        await active_nodes(store, 1)
+
+        def memories() -> list[int]:
+            found = []
+            for child in children_of(scaler):
+                with suppress(psutil.Error):  # it ends just now
+                    line = child.cmdline()
+                    found += [int(line[line.index("--memory") + 1])] if "--memory" in line else []
+            return sorted(found)
+
+        assert memories() == [1024**2]
+        policy.write_text("automatic: false\nprovider: {node_memory: 2MiB, standby_nodes: 1}\n")
+
+        async def stands_by() -> bool:
+            return memories() == [1024**2, 2 * 1024**2]
+
+        await eventually(stands_by)
+        async with open_channel(await address_of(store)) as channel:
+            stub = scaler_pb2_grpc.ScalerAdminStub(channel)
+            request = scaler_pb2.SetPolicyRequest(yaml="provider: {kind: static}")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.SetPolicy(request, timeout=WAIT_S)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "provider.kind: cannot be changed from process to static" in (
+                refused.value.details() or ""
+            )
+            await stub.SetPolicy(scaler_pb2.SetPolicyRequest(yaml="automatic: false"), timeout=WAIT_S)
+
+            async def ended() -> bool:
+                return memories() == [1024**2]
+
+            await eventually(ended)
+
+
+async def test_a_damaged_table_is_told_with_its_remedy_which_works(
+    store: RedisStore, valkey_url: str, tmp_path: Path
+) -> None:
+    key = f"{{{CLUSTER}}}:v1:table"
+    weight = FakeWeightNode("w-1", store)
+    with running_scaler(valkey_url, tmp_path, "--attention-nodes", "1"):
+        await active_nodes(store, 1)
+        await weight.start()
+        good = await store.read()
+        await eventually(lambda: has_adopted(weight, good.epoch))
+        address = await address_of(store)
+        assert await is_serving(address)
+        await store._redis.hset(key, "snapshot", "{")
+
+        async def not_ready() -> bool:
+            return not await is_serving(address)
+
+        await eventually(not_ready)
+        async with open_channel(address) as channel:
+            stub = scaler_pb2_grpc.ScalerAdminStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert f"redis-cli DEL '{key}'" in (refused.value.details() or "")
+        assert weight.seen[-1] == good  # the last good one
+        assert f"redis-cli DEL '{key}'" in (tmp_path / "scaler.log").read_text()
+        await store._redis.delete(key)
+        await eventually(lambda: is_serving(address))
+        assert (await store.read()).nodes == good.nodes
+    await weight.die()
+
+
+async def has_adopted(weight: FakeWeightNode, epoch: int) -> bool:
+    return bool(weight.seen) and weight.seen[-1].epoch == epoch

@@ -22,7 +22,7 @@ PROFILE = PerformanceProfile(
     projection_s=Curve(((1, 1e-3),)),
     post_attention_s=Curve(((1, 2e-3),)),
     step_overhead_s=Curve(((1, 5e-3),)),
-    exchange_s=1e-3,
+    exchange_s=Curve(((1, 1e-3),)),
     attention_bytes_per_s=4e9,
     prewarm_s=2.0,
 )

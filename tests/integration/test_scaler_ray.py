@@ -139,6 +139,19 @@ class TestRayProvider(OwnerContract):
         await provider.terminate(node_id, grace_s=GRACE_S)
         assert provider.ended() == {}
 
+    async def test_resources_that_were_changed_count_from_the_next_node_on(
+        self, make: Callable[..., RayProvider]
+    ) -> None:
+        provider = make()
+        first = await provider.launch(())
+        await process_of(first)
+        changes = {"resources": {"unobtainium": 2}, "placement_timeout_s": 0.5}
+        asked = provider._settings.model_copy(update=changes)
+        provider.set_settings(asked, memory_bytes=0)
+        second = await provider.launch((first,))
+        assert "unobtainium 2" in await ended(provider, second)
+        assert first not in provider.ended()
+
     async def test_a_node_that_waits_for_a_place_can_be_terminated(
         self, make: Callable[..., RayProvider]
     ) -> None:

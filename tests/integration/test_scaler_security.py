@@ -91,7 +91,7 @@ async def test_mutual_tls_and_a_token_from_the_command_line_to_the_nodes(
 
         await eventually(one_active)
         [leased] = await store.living(NodeKind.ATTENTION)
-        assert await is_serving(leased.address, Channels(tls=tls.read()))
+        assert await is_serving(leased.address, Channels(tls=tls.open()))
         assert not await is_serving(leased.address)
         [record] = await store.living(NodeKind.SCALER)
         secured = [

@@ -34,7 +34,7 @@ async def none_taken() -> frozenset[str]:
 async def rig(valkey_url: str) -> AsyncIterator[Rig]:
     async with scaler_rig(valkey_url, make_provider=with_standby, initial_target=1) as rig:
         await rig.settles_at(a_1=ACTIVE)
-        keeping = asyncio.create_task(rig.provider.keep(none_taken))
+        keeping = asyncio.create_task(rig.provider.keep(none_taken, grace_s=1))
         await eventually(lambda: stand_by(rig, 2))
         yield rig
         keeping.cancel()
@@ -71,9 +71,24 @@ async def test_one_that_ended_is_not_handed_out(rig: Rig) -> None:
 async def test_the_end_of_the_provider_ends_those_that_stand_by(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, make_provider=with_standby, initial_target=1) as rig:
         await rig.settles_at(a_1=ACTIVE)
-        keeping = asyncio.create_task(rig.provider.keep(none_taken))
+        keeping = asyncio.create_task(rig.provider.keep(none_taken, grace_s=1))
         await eventually(lambda: stand_by(rig, 2))
         keeping.cancel()
         nodes = list(rig.provider._provider.nodes.values())
         assert len(nodes) == 3
     assert all(node._beating is None for node in nodes)
+
+
+async def test_more_or_fewer_stand_by_once_that_is_changed(rig: Rig) -> None:
+    rig.provider.set_num_standby(3)
+    await eventually(lambda: stand_by(rig, 3))
+    rig.provider.set_num_standby(1)
+    await eventually(lambda: stand_by(rig, 1))
+    assert rig.provider.standby == ("a-2",)
+    inner = rig.provider._provider
+
+    async def ended() -> bool:
+        return sorted(inner.terminated) == ["a-3", "a-4"]
+
+    await eventually(ended)
+    assert await rig.states() == {"a-1": ACTIVE}

@@ -86,6 +86,28 @@ def test_memory_for_the_policy_s_minimum(tmp_path: Path) -> None:
     assert "1 attention nodes of 100.0 TiB need 100.0 TiB" in line
 
 
+def test_memory_and_provider_of_the_policy(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("provider: {node_memory: 100TiB, standby_nodes: 1}")
+    line = refused(tmp_path, "smollm2", "--scaling-policy", str(file), "--attention-node-memory", "1MiB")
+    assert "2 attention nodes of 100.0 TiB need 200.0 TiB" in line
+    file.write_text("provider: {kind: kubernetes}")
+    line = refused(tmp_path, "smollm2", "--scaling-policy", str(file))
+    assert f"--scaling-policy: {file}: provider.kind: a stack starts with process or ray" in line
+
+
+def test_memory_for_the_policy_s_maximum_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("maximum_nodes: 1000000")
+    arguments = ("serve", str(tmp_path / "absent"), "--scaling-policy", str(file), "--port", "0")
+    result = CliRunner().invoke(app, [*arguments, "--scaler-port", "0", "--log-dir", str(tmp_path / "logs")])
+    warning, *_ = result.stderr.splitlines()
+    assert warning.startswith(
+        f"kernelflume: warning: --scaling-policy: {file}: maximum_nodes: 1000000 attent"
+    )
+    assert "model: " in result.stderr.splitlines()[-1]
+
+
 def test_more_memory_than_there_is(tmp_path: Path) -> None:
     line = refused(tmp_path, "smollm2", "--attention-nodes", "3", "--attention-node-memory", "100TiB")
     assert "--attention-node-memory: 3 attention nodes of 100.0 TiB need 300.0 TiB" in line

@@ -7,7 +7,7 @@ import pytest
 from tests.store_contract import NOTICE_S, StoreContract, entry, eventually, lease
 from tests.valkey import ValkeyProcess, running_valkey, server_programs
 
-from kernelflume.core.errors import ConfigurationError, LifecycleError, UnavailableError
+from kernelflume.core.errors import ConfigurationError, DamagedTableError, LifecycleError, UnavailableError
 from kernelflume.core.leases import NodeKind
 from kernelflume.core.routing import RoutingSnapshot
 from kernelflume.store.records import Keys
@@ -88,8 +88,14 @@ class TestRedisStore(StoreContract):
 
         await store._redis.hset(keys.table, mapping={"epoch": 1, "snapshot": damaged})
         if damaged:  # no text is no table yet
-            with pytest.raises(UnavailableError, match="damaged routing table"):
+            with pytest.raises(DamagedTableError, match=r"damaged routing table.*DEL '\{damaged\}:v1:table'"):
                 await store.read()
+        await store._redis.delete(keys.table)
+        await store._redis.set(keys.table, damaged)
+        with pytest.raises(DamagedTableError, match=r"\{damaged\}:v1:table is no hash: nodes go on"):
+            await store.read()
+        await store._redis.delete(keys.table)
+        assert await store.read() == RoutingSnapshot()
         await store.close()
 
     async def test_a_publish_sent_again_after_a_lost_reply_is_no_conflict(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelflume.cli.prepare import growth_warnings
 from kernelflume.cli.stack import PartSpec, Ports, Probe, StackOptions, base_url, plan_stack
 from kernelflume.cli.threads import ThreadBudget, all_threads, divide_threads
 from kernelflume.core.geometry import KvGeometry
@@ -231,3 +232,46 @@ def test_cores_are_shared(
     num_cpus: int, num_nodes: int, weight_node: int, beside: int, attention_node: int
 ) -> None:
     assert divide_threads(num_cpus, num_nodes) == ThreadBudget(weight_node, beside, attention_node)
+
+
+GIB = 1024**3
+
+
+def warnings(num_cpus: int = 2, **options: int) -> tuple[str, ...]:
+    grown = replace(OPTIONS, attention_node_memory_bytes=GIB, **options)  # type: ignore[arg-type]
+    return growth_warnings(grown, available_bytes=5 * GIB, num_cpus=num_cpus)
+
+
+def test_memory_for_what_the_policy_may_grow_to() -> None:
+    assert warnings() == warnings(most_attention_nodes=5) == ()
+    [warning] = warnings(most_attention_nodes=6)
+    assert warning == (
+        "maximum_nodes: 6 attention nodes of 1.0 GiB need 6.0 GiB, and 5.0 GiB of memory are available: 5 fit"
+    )
+    [warning] = warnings(most_attention_nodes=5, num_standby=2)
+    assert warning.startswith("maximum_nodes: 5 attention nodes and 2 that stand by of 1.0 GiB need 7.0 GiB")
+    assert warning.endswith("3 fit")
+
+
+def test_threads_for_what_the_policy_may_grow_to() -> None:
+    assert warnings(num_cpus=9, most_attention_nodes=4, attention_node_threads=2) == ()
+    [warning] = warnings(num_cpus=9, most_attention_nodes=4)
+    assert warning == (
+        "provider.node_threads: 4 attention nodes (maximum_nodes) of 4 threads share 9 cores; "
+        "2 would be their share"
+    )
+
+
+def test_nodes_elsewhere_need_nothing_here() -> None:
+    assert (
+        growth_warnings(
+            replace(OPTIONS, provider="ray", most_attention_nodes=99), available_bytes=0, num_cpus=1
+        )
+        == ()
+    )
+
+
+def test_the_policy_s_threads_are_each_attention_node_s() -> None:
+    assert divide_threads(8, 2, node_threads=2) == ThreadBudget(
+        weight_node=8, weight_node_beside_attention=4, attention_node=2
+    )

@@ -122,3 +122,17 @@ def test_the_readme_s_commands_exist() -> None:
         assert name in SERVICES or CliRunner().invoke(app, [name, "--help"]).exit_code == 0, name
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"`?make ([a-z]+)", text)) <= set(targets)
+
+
+def test_every_section_of_the_paper_that_is_cited_is_in_the_documents() -> None:
+    listed = re.findall(r"^\| ([0-9.]+)", (ROOT / "docs" / "paper.md").read_text(), re.MULTILINE)
+    modules = [*MODULES, *(ROOT / "benchmarks").glob("*.py")]
+    cited = [
+        section
+        for module in modules
+        for found in re.findall(
+            r"[Pp]aper sections? ([0-9.]*[0-9](?: and [0-9.]*[0-9])?)", module.read_text()
+        )
+        for section in found.split(" and ")
+    ]
+    assert set(cited) == set(listed)

@@ -17,7 +17,7 @@ PROFILE = PerformanceProfile(
     projection_s=Curve(((1.0, 1e-3), (8.0, 2e-3))),
     post_attention_s=Curve(((1.0, 1e-3),)),
     step_overhead_s=Curve(((1.0, 1e-2),)),
-    exchange_s=1e-3,
+    exchange_s=Curve(((1.0, 1e-3),)),
     attention_bytes_per_s=1e9,
     prewarm_s=3.0,
 )

@@ -80,11 +80,11 @@ def test_windows_are_merged_by_their_medians() -> None:
 
 
 def test_a_profile_rises_with_rows_and_takes_the_scan_off_the_exchange() -> None:
-    steps = [measured(1, 0.1), measured(8, 0.3, held_tokens=1000), measured(32, 0.2, attention_s=1e-3)]
+    steps = [measured(1, 0.1), measured(8, 0.3, held_tokens=1000), measured(32, 0.2, attention_s=3e-3)]
     profile = assemble(steps, GEOMETRY, hardware="here", bytes_per_s=1.024e9, prewarm_s=3.0)
     assert [seconds for _, seconds in profile.post_attention_s.points] == pytest.approx([0.005, 0.015, 0.015])
-    # 2 ms, 1 ms of 2 ms, and 1 ms: the median is 1 ms.
-    assert profile.exchange_s == pytest.approx(1e-3)
+    # 2 ms, 1 ms of 2 ms, and 3 ms.
+    assert [seconds for _, seconds in profile.exchange_s.points] == pytest.approx([2e-3, 2e-3, 3e-3])
     assert (profile.num_layers, profile.prewarm_s, profile.attention_bytes_per_s) == (10, 3.0, 1.024e9)
     assert PerformanceProfile.from_dict(profile.to_dict()) == profile
 
@@ -96,3 +96,4 @@ def test_the_summary_has_a_line_for_each_number_of_rows() -> None:
     assert lines[0] == "m on here"
     assert lines[3].split() == ["1", "100.00", "25.00", "20.00", "50.00", "10.00"]
     assert "attention bandwidth  4.00 GB/s" in lines
+    assert "exchange             2000 (1), 2000 (32) us a layer (rows)" in lines

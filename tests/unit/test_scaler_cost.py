@@ -19,7 +19,7 @@ PROFILE = PerformanceProfile(
     projection_s=Curve(((1, 1e-3), (11, 2e-3))),
     post_attention_s=Curve(((1, 2e-3),)),
     step_overhead_s=Curve(((1, 10e-3),)),
-    exchange_s=0.0,
+    exchange_s=Curve(((1, 0.0),)),
     attention_bytes_per_s=1e9,
     prewarm_s=0.4,
 )
@@ -40,8 +40,9 @@ def test_curve_of_no_measurement_is_refused(points: tuple[tuple[float, float], .
 def test_profile_file_is_read_back_and_a_bad_one_names_its_field() -> None:
     fields = PROFILE.to_dict()
     assert PerformanceProfile.from_dict(fields) == PROFILE
-    with pytest.raises(ConfigurationError, match="schema"):
-        PerformanceProfile.from_dict(fields | {"schema": 0})
+    for schema in (0, 3, None):
+        with pytest.raises(ConfigurationError, match=r"schema .*: measure the model again with"):
+            PerformanceProfile.from_dict(fields | {"schema": schema})
     with pytest.raises(ConfigurationError, match="attention_bytes_per_s"):
         PerformanceProfile.from_dict(fields | {"attention_bytes_per_s": 0.0})
     with pytest.raises(ConfigurationError, match="surprise"):
@@ -49,6 +50,32 @@ def test_profile_file_is_read_back_and_a_bad_one_names_its_field() -> None:
     del fields["prewarm_s"]
     with pytest.raises(ConfigurationError, match="prewarm_s"):
         PerformanceProfile.from_dict(fields)
+
+
+def test_a_file_with_one_exchange_time_is_read() -> None:
+    fields = PROFILE.to_dict() | {"schema": 1, "exchange_s": 2e-3}
+    found = PerformanceProfile.from_dict(fields)
+    assert found == replace(PROFILE, exchange_s=Curve(((1, 2e-3),)))
+    assert found.exchange_s.at(64) == 2e-3
+    assert PerformanceProfile.from_dict(found.to_dict()) == found
+    for fault in (-1.0, "soon", {"points": [[1, 1e-3]]}):
+        with pytest.raises(ConfigurationError, match="profile: "):
+            PerformanceProfile.from_dict(fields | {"exchange_s": fault})
+
+
+def test_the_exchange_counts_as_it_is_at_so_many_rows() -> None:
+    dear = replace(PROFILE, exchange_s=Curve(((1, 1e-3), (11, 3e-3))))
+
+    def added_s(rows: int, num_microbatches: int = 1) -> float:
+        options = {"rows": rows, "most_held_bytes": 200e6, "num_microbatches": num_microbatches}
+        return cost.step_s(dear, **options) - cost.step_s(PROFILE, **options)  # type: ignore[arg-type]
+
+    assert added_s(1) == pytest.approx(10 * 1e-3)
+    assert added_s(11) == pytest.approx(10 * 3e-3)
+    assert added_s(11, 2) == pytest.approx(10 * 2 * dear.exchange_s.at(5.5))  # attention is the longer stage
+    # As on the way from memory to SLO below, 2 ms are left of a layer: 1 ms of exchange leaves half of them.
+    budget = cost.node_budget(1e9, beta_memory=0.9, beta_slo=1.0, tpot_slo_s=60e-3, profile=dear)
+    assert budget.slo_bytes == pytest.approx(1e-3 * 1e9 * 10)
 
 
 def test_memory_alone_counts_without_a_slo() -> None:

@@ -28,7 +28,7 @@ PROFILE = PerformanceProfile(
     projection_s=Curve(((1, 1e-3), (8, 2e-3), (32, 4e-3))),
     post_attention_s=Curve(((1, 2e-3), (8, 3e-3), (32, 6e-3))),
     step_overhead_s=Curve(((1, 5e-3), (8, 6e-3), (32, 9e-3))),
-    exchange_s=1e-3,
+    exchange_s=Curve(((1, 1e-3),)),
     attention_bytes_per_s=4e9,
     prewarm_s=2.0,
 )
@@ -76,7 +76,7 @@ def test_constant_figures_are_reached() -> None:
     assert found.projection_s.at(8) == pytest.approx(3e-3, rel=1e-3)
     assert found.post_attention_s.at(8) == pytest.approx(4e-3, rel=1e-3)
     assert found.step_overhead_s.at(8) == pytest.approx(7e-3, rel=1e-3)
-    assert found.exchange_s == pytest.approx(2e-3, rel=1e-3)
+    assert found.exchange_s.at(8) == pytest.approx(2e-3, rel=1e-3)
     assert found.prewarm_s == PROFILE.prewarm_s
 
 
@@ -84,7 +84,7 @@ def test_the_scan_is_taken_off_the_exchange_unless_it_hides_it() -> None:
     # 4,000 tokens of 4,000 bytes at 4e9 bytes/s in 10 layers: 0.4 ms of the 2 ms.
     looks = [([weight(jittered(n))], [attention(4e9, held=4000)]) for n in range(200)]
     found = profile_after(Refinement(profile=PROFILE), *looks)
-    assert found.exchange_s == pytest.approx(1.6e-3, rel=1e-3)
+    assert found.exchange_s.at(8) == pytest.approx(1.6e-3, rel=1e-3)
     looks = [([weight(jittered(n))], [attention(4e9, held=15000)]) for n in range(200)]
     assert profile_after(Refinement(profile=PROFILE), *looks).exchange_s == PROFILE.exchange_s
 
@@ -100,7 +100,7 @@ def test_one_disturbed_look_moves_nothing_beyond_the_bound() -> None:
     weights = [weight(worst, f"w-{number}") for number in range(3)]
     found = profile_after(Refinement(profile=PROFILE), (weights, [attention(1.0), attention(2.0, 0, "a-2")]))
     assert found.attention_bytes_per_s == pytest.approx(4e9 / (1 + BOUND))
-    assert found.exchange_s == pytest.approx(1e-3 * (1 + BOUND))
+    assert found.exchange_s.at(8) == pytest.approx(1e-3 * (1 + BOUND))
     assert found.projection_s.at(8) == pytest.approx(2e-3 * (1 + BOUND))
 
 
@@ -125,10 +125,24 @@ def test_without_a_file_a_profile_is_begun_once_enough_was_seen() -> None:
     assert profile is not None
     assert (profile.model_id, profile.num_layers, profile.prewarm_s) == ("m", 10, 0.0)
     assert profile.projection_s == Curve(((1, 3e-3), (8, 3e-3)))
-    assert profile.exchange_s == 2e-3
+    assert profile.exchange_s == Curve(((1, 2e-3), (8, 2e-3)))
     assert profile.attention_bytes_per_s == pytest.approx(2e9)
     assert PerformanceProfile.from_dict(profile.to_dict()) == profile
     assert (state.steps, state.scans) == ((), ())
+
+
+def test_a_profile_is_begun_without_the_exchange_where_the_scan_hides_it() -> None:
+    def begun(held_at_8: int) -> Curve:
+        state = Refinement()
+        for number in range(2 * ENOUGH):
+            rows, held = (8, held_at_8) if number % 2 else (1, 0)
+            times = replace(jittered(number), rows=rows)
+            state = refine(state, [weight(times)], [attention(4e9 + number, held)], GEOMETRY)
+        assert state.profile is not None
+        return state.profile.exchange_s
+
+    assert begun(held_at_8=0) == Curve(((1, 2e-3), (8, 2e-3)))
+    assert begun(held_at_8=15000) == Curve(((1, 2e-3),))
 
 
 def test_no_profile_is_begun_without_a_scan_or_without_the_geometry() -> None:

@@ -11,6 +11,7 @@ from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.settings import load
 from kernelflume.scaler.command import attention_node_command, ray_node_command
 from kernelflume.scaler.providers.choice import make_provider
+from kernelflume.scaler.providers.live import LiveSettings
 from kernelflume.scaler.providers.ray.host import Place
 from kernelflume.scaler.settings import ScalerSettings
 from kernelflume.store.memory import MemoryStore
@@ -158,4 +159,4 @@ def test_a_missing_library_is_named_with_what_to_install(
         monkeypatch.delitem(sys.modules, f"kernelflume.scaler.providers.{module}", raising=False)
     settings = parse(*GEOMETRY_FLAGS, "--provider", provider)
     with pytest.raises(ConfigurationError, match=rf"provider: {provider} needs .*kernelflume\[{provider}\]"):
-        make_provider(settings, MemoryStore())
+        make_provider(LiveSettings(settings), MemoryStore())

@@ -137,7 +137,7 @@ def test_a_slo_tightens_the_threshold() -> None:
         projection_s=Curve(((1, 1e-3),)),
         post_attention_s=Curve(((1, 1e-3),)),
         step_overhead_s=Curve(((1, 0.0),)),
-        exchange_s=0.0,
+        exchange_s=Curve(((1, 0.0),)),
         attention_bytes_per_s=1e6,
         prewarm_s=2.0,
     )

@@ -6,7 +6,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.certificates import Authority, Identity, encrypt_key
+from tests.certificates import Authority, Identity, encrypt_key, stamped
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.rpc.channel import Channels
@@ -16,21 +16,6 @@ from kernelflume.runtime.tls import TlsSettings, read_token
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("certificates")
-
-
-@pytest.fixture(scope="module")
-def authority(folder: Path) -> Authority:
-    return Authority(folder)
-
-
-@pytest.fixture(scope="module")
-def node(authority: Authority) -> Identity:
-    return authority.issue("node")
 
 
 def parse(*argv: str) -> TlsSettings:
@@ -45,7 +30,7 @@ def refusal(*argv: str) -> str:
 
 def test_nothing_set_is_plaintext() -> None:
     assert parse() == TlsSettings()
-    assert TlsSettings().read() is None
+    assert TlsSettings().open() is None
     assert TlsSettings().flags() == []
 
 
@@ -60,7 +45,6 @@ def test_flags_carry_the_settings_to_another_service(authority: Authority, node:
     assert parse(*settings.flags()) == settings
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
     material = settings.read()
-    assert material is not None
     assert material.key == node.key.read_bytes()
     assert "PRIVATE" not in repr(material)
 
@@ -73,6 +57,33 @@ def test_a_file_may_be_named_by_yaml_and_environment(
     monkeypatch.setenv("TLS__CA", str(authority.ca))
     settings = parse("--config", str(path))
     assert (settings.certificate, settings.key, settings.ca) == (node.certificate, node.key, authority.ca)
+
+
+def test_renewed_files_are_read_once_they_belong_together(
+    tmp_path: Path, authority: Authority, node: Identity, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = stamped(node.certificate, tmp_path / "node.pem")
+    key = stamped(node.key, tmp_path / "node-key.pem")
+    files = TlsSettings(certificate=certificate, key=key, ca=authority.ca).open()
+    assert files is not None
+    first = files.look()
+    assert files.look() is first
+    renewed = authority.issue("renewed")
+    stamped(renewed.certificate, certificate)
+    assert [files.look(), files.look()] == [first, first]  # the key is still the old one
+    assert len(caplog.records) == 1
+    assert "not used yet" in caplog.text
+    assert "does not belong to the certificate" in caplog.text
+    stamped(renewed.key, key)
+    second = files.look()
+    assert (second.certificate, second.key) == (renewed.certificate.read_bytes(), renewed.key.read_bytes())
+    certificate.unlink()
+    assert files.look() is second
+    certificate.write_text("no certificate")
+    assert files.look() is second
+    stamped(node.certificate, certificate)
+    stamped(node.key, key)
+    assert files.look() == first
 
 
 def test_half_of_a_pair_is_refused(authority: Authority, node: Identity) -> None:

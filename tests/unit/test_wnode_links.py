@@ -26,7 +26,7 @@ class FakeLink:
 
 
 def table(*links: FakeLink) -> LinkTable:
-    made = LinkTable(cast("Any", None), MonotonicClock(), exchange_timeout_s=1.0)
+    made = LinkTable(cast("Any", None), MonotonicClock(), exchange_timeout_s=1.0, gone=lambda _: "")
     for link in links:
         made.add(cast("Any", link))
     return made

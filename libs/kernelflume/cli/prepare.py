@@ -150,18 +150,47 @@ def checked_port(flag: str, host: str, port: int) -> int:
 
 
 def check_memory(options: StackOptions, *, available_bytes: int) -> None:
-    """Check that the attention nodes' pools fit the memory that is free.
+    """Check that the pools of the attention nodes that start fit the memory that is free.
 
     Raises:
         ConfigurationError: they do not.
     """
-    wanted = options.num_attention_nodes * options.attention_node_memory_bytes
+    count = options.num_attention_nodes + options.num_standby
+    wanted = count * options.attention_node_memory_bytes
     if wanted > available_bytes:
         raise ConfigurationError(
-            f"--attention-node-memory: {options.num_attention_nodes} attention nodes of "
+            f"--attention-node-memory: {count} attention nodes of "
             f"{size(options.attention_node_memory_bytes)} need {size(wanted)}, "
             f"and {size(available_bytes)} of memory are available"
         )
+
+
+def growth_warnings(options: StackOptions, *, available_bytes: int, num_cpus: int) -> tuple[str, ...]:
+    """Return what is not enough here for as many attention nodes as the scaling policy may grow to.
+
+    No reason to refuse: it may never grow so far, and memory may become free.
+    """
+    most, memory_bytes = options.most_attention_nodes, options.attention_node_memory_bytes
+    if most <= options.num_attention_nodes or not options.is_local:
+        return ()
+    warnings = []
+    wanted = (most + options.num_standby) * memory_bytes
+    if wanted > available_bytes:
+        beside = f" and {options.num_standby} that stand by" if options.num_standby else ""
+        fitting = max(0, available_bytes // memory_bytes - options.num_standby)
+        warnings.append(
+            f"maximum_nodes: {most} attention nodes{beside} of {size(memory_bytes)} need {size(wanted)}, and "
+            f"{size(available_bytes)} of memory are available: {fitting} fit"
+        )
+    threads = divide_threads(
+        num_cpus, options.num_attention_nodes, node_threads=options.attention_node_threads
+    ).attention_node
+    if threads > 1 and most * threads > num_cpus:
+        warnings.append(
+            f"provider.node_threads: {most} attention nodes (maximum_nodes) of {threads} threads share "
+            f"{num_cpus} cores; {divide_threads(num_cpus, most).attention_node} would be their share"
+        )
+    return tuple(warnings)
 
 
 def make_log_dir(log_dir: Path) -> None:
@@ -227,7 +256,9 @@ def plan(
         checkpoint=checkpoint.path,
         geometry=geometry_of(checkpoint, options.dtype),
         ports=ports,
-        threads=divide_threads(cpus, num_sharing or options.num_attention_nodes)
+        threads=divide_threads(
+            cpus, num_sharing or options.num_attention_nodes, node_threads=options.attention_node_threads
+        )
         if options.is_local
         else all_threads(cpus),
         embedded_redis=()

@@ -123,9 +123,9 @@ def assemble(
         prewarm_s: T_prewarm.
     """
 
-    def curve(seconds: Callable[[StepTimes], float]) -> Curve:
+    def curve(seconds: Callable[[MeasuredSteps], float]) -> Curve:
         # More rows never take less time: where it looks so, the machine was disturbed.
-        rising = accumulate((seconds(step.times) for step in steps), max)
+        rising = accumulate(map(seconds, steps), max)
         return Curve(
             tuple((float(step.times.rows), value) for step, value in zip(steps, rising, strict=True))
         )
@@ -138,10 +138,10 @@ def assemble(
         model_id=geometry.model_id,
         hardware=hardware,
         num_layers=geometry.num_layers,
-        projection_s=curve(lambda times: times.projection_s),
-        post_attention_s=curve(lambda times: times.post_attention_s),
-        step_overhead_s=curve(lambda times: times.overhead_s),
-        exchange_s=median(exchange_s(step) for step in steps),
+        projection_s=curve(lambda step: step.times.projection_s),
+        post_attention_s=curve(lambda step: step.times.post_attention_s),
+        step_overhead_s=curve(lambda step: step.times.overhead_s),
+        exchange_s=curve(exchange_s),
         attention_bytes_per_s=bytes_per_s,
         prewarm_s=prewarm_s,
     )
@@ -149,6 +149,9 @@ def assemble(
 
 def summary(profile: PerformanceProfile, steps: Sequence[MeasuredSteps]) -> str:
     """Return the profile in words and figures, for a person."""
+    exchange = ", ".join(
+        f"{1e6 * profile.exchange_s.at(step.times.rows):.0f} ({step.times.rows})" for step in steps
+    )
     lines = [
         f"{profile.model_id} on {profile.hardware}",
         "",
@@ -165,7 +168,7 @@ def summary(profile: PerformanceProfile, steps: Sequence[MeasuredSteps]) -> str:
     lines += [
         "",
         f"attention bandwidth  {profile.attention_bytes_per_s / 1e9:.2f} GB/s",
-        f"exchange             {profile.exchange_s * 1e6:.0f} us a layer",
+        f"exchange             {exchange} us a layer (rows)",
         f"prewarm              {profile.prewarm_s:.2f} s",
     ]
     return "\n".join(lines)

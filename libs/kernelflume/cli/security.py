@@ -110,7 +110,7 @@ def admin_channels(tls: TlsSettings, token_file: Path | None) -> Channels:
     Raises:
         ConfigurationError: a file cannot be read, or holds something else.
     """
-    return Channels(tls=tls.read(), token=read_token("--token-file", token_file))
+    return Channels(tls=tls.open(), token=read_token("--token-file", token_file))
 
 
 def _explain(fault: Any) -> str:

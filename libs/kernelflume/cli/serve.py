@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated, Any, Literal
 
+import psutil
 import typer
 from rich.console import Console
 
@@ -17,7 +19,9 @@ from kernelflume.cli.scaling_files import (
     DEFAULT_ATTENTION_NODES,
     POLICY_FLAG,
     PROFILE_FLAG,
+    chosen_provider,
     first_number,
+    read_facts,
     readable,
 )
 from kernelflume.cli.security import (
@@ -80,10 +84,14 @@ def serve(
         typer.Option(PROFILE_FLAG, help="Performance profile of the model; an SLO in the policy needs it."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
-    provider: Annotated[
-        Literal["process", "ray"],
-        typer.Option(help="Where attention nodes run: on this machine, or on the machines of a Ray cluster."),
-    ] = "process",
+    provider_asked: Annotated[
+        Literal["process", "ray"] | None,
+        typer.Option(
+            "--provider",
+            help="Where attention nodes run: on this machine, or on the machines of a Ray cluster. "
+            "[default: process, or as the scaling policy says]",
+        ),
+    ] = None,
     ray_address: Annotated[
         str,
         typer.Option(
@@ -172,11 +180,21 @@ def serve(
         tracing = tracing_settings(otlp_endpoint)
         policy_file = readable(POLICY_FLAG, scaling_policy)
         profile_file = readable(PROFILE_FLAG, profile)
-        num_attention_nodes = first_number(attention_nodes, policy_file)
+        facts = read_facts(policy_file)
+        provider = chosen_provider(provider_asked, facts)
+    policy: dict[str, Any] = {}
+    if facts is not None:
+        policy = {
+            "most_attention_nodes": facts.most_nodes,
+            "num_standby": facts.num_standby,
+            "attention_node_threads": facts.node_threads,
+        }
+        attention_node_memory = facts.node_memory_bytes or attention_node_memory
+        ray_address = facts.ray_address or ray_address
     options = StackOptions(
         model=model,
         served_model_names=tuple(served_model_name or ()),
-        num_attention_nodes=num_attention_nodes,
+        num_attention_nodes=first_number(attention_nodes, facts),
         policy_file=policy_file,
         profile_file=profile_file,
         attention_node_memory_bytes=attention_node_memory,
@@ -199,11 +217,18 @@ def serve(
         weight_node_provider=weight_node_provider,
         weight_node_cpus=weight_node_cpus,
         weight_node_resources=weight_node_resources,
+        **policy,
     )
     # Reading checkpoints needs libraries that no other command does.
-    from kernelflume.cli.prepare import prepare  # noqa: PLC0415
+    from kernelflume.cli.prepare import growth_warnings, prepare  # noqa: PLC0415
 
     err = Console(stderr=True)
+    for warning in growth_warnings(
+        options,
+        available_bytes=psutil.virtual_memory().available,
+        num_cpus=len(os.sched_getaffinity(0)),
+    ):
+        typer.echo(f"kernelflume: warning: {POLICY_FLAG}: {policy_file}: {warning}", err=True)
     with errors_as_exit():
         with reporter_for(err) as reporter:
             options, stages = prepare(options, reporter)

@@ -63,6 +63,12 @@ class StackOptions:
     admin_token_file: Path | None = None
     policy_file: Path | None = None
     """Absolute path of the scaling policy; None leaves the number of nodes to people."""
+    most_attention_nodes: int = 0
+    """What the scaling policy may grow to; 0 without one."""
+    num_standby: int = 0
+    """Nodes that the policy keeps started beside those in use."""
+    attention_node_threads: int = 0
+    """Threads that the policy gives each node; 0 for a share of the cores."""
     profile_file: Path | None = None
     """Absolute path of the model's performance profile."""
     provider: str = "process"

@@ -24,8 +24,8 @@ def all_threads(num_cpus: int) -> ThreadBudget:
     return ThreadBudget(weight_node=cpus, weight_node_beside_attention=cpus, attention_node=0)
 
 
-def divide_threads(num_cpus: int, num_attention_nodes: int) -> ThreadBudget:
-    """Share ``num_cpus`` cores.
+def divide_threads(num_cpus: int, num_attention_nodes: int, *, node_threads: int = 0) -> ThreadBudget:
+    """Share ``num_cpus`` cores; ``node_threads`` says what each attention node gets, unless it is 0.
 
     Within a layer the weight node and the attention nodes take turns: it projects, they attend, it goes on.
     So the weight node uses every core while it computes alone. While they attend it goes on with one part
@@ -34,7 +34,7 @@ def divide_threads(num_cpus: int, num_attention_nodes: int) -> ThreadBudget:
     """
     cpus = max(1, num_cpus)
     nodes = max(1, num_attention_nodes)
-    attention_node = max(1, (cpus - 1) // nodes)
+    attention_node = node_threads or max(1, (cpus - 1) // nodes)
     return ThreadBudget(
         weight_node=cpus,
         weight_node_beside_attention=max(1, cpus - nodes * attention_node),

@@ -43,6 +43,10 @@ class UnavailableError(KernelFlumeError):
     """A part that is needed cannot be reached or cannot serve now."""
 
 
+class DamagedTableError(UnavailableError):
+    """The routing table in the store cannot be read, and nobody mends it by itself: a person has to."""
+
+
 class DeadlineError(KernelFlumeError):
     """A wait ran past its deadline."""
 

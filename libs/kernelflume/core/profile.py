@@ -13,8 +13,12 @@ from typing import Any, Self
 
 from kernelflume.core.errors import ConfigurationError
 
-SCHEMA_VERSION = 1
-"""History: 1 = curves over rows, attention bandwidth and exchange time, prewarm time."""
+SCHEMA_VERSION = 2
+"""History: 1 = curves over rows, attention bandwidth and exchange time, prewarm time; 2 = the exchange time
+is a curve too. Files of 1 are read: their one exchange time counts at any number of rows."""
+_ONE_EXCHANGE_TIME = 1
+"""The last schema with a number in place of that curve."""
+_CURVES = ("projection_s", "post_attention_s", "step_overhead_s", "exchange_s")
 
 
 _MOST = 1e15
@@ -85,7 +89,7 @@ class PerformanceProfile:
     """T_f: merge, W_O and FFN, one layer."""
     step_overhead_s: Curve
     """Per-token overheads outside the layers: planning, head, sampling, emission; one step."""
-    exchange_s: float
+    exchange_s: Curve
     """The part of T_A that does not grow with the KV: dispatch, launch, partial back; one layer."""
     attention_bytes_per_s: float
     """BW: bytes of keys and values that one attention node scans a second."""
@@ -98,7 +102,7 @@ class PerformanceProfile:
                 raise ConfigurationError(f"profile: {name} must be text")
         if not _is_figure(self.num_layers) or not isinstance(self.num_layers, int) or self.num_layers < 1:
             raise ConfigurationError("profile: num_layers must be a whole number of at least 1")
-        for name in ("exchange_s", "attention_bytes_per_s", "prewarm_s"):
+        for name in ("attention_bytes_per_s", "prewarm_s"):
             value = getattr(self, name)
             if not _is_figure(value):
                 raise ConfigurationError(f"profile: {name} must be a number from 0, not {value}")
@@ -111,7 +115,7 @@ class PerformanceProfile:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """Read ``to_dict``'s form.
+        """Read ``to_dict``'s form, or that of an earlier schema which is still understood.
 
         Raises:
             ConfigurationError: another schema, or a field is missing, unknown or out of range.
@@ -120,10 +124,15 @@ class PerformanceProfile:
             raise ConfigurationError("profile: not a JSON object")
         values = dict(fields)
         schema = values.pop("schema", None)
-        if schema != SCHEMA_VERSION:
-            raise ConfigurationError(f"profile: schema {schema!r} is not {SCHEMA_VERSION}")
+        if schema not in (_ONE_EXCHANGE_TIME, SCHEMA_VERSION):
+            raise ConfigurationError(
+                f"profile: schema {schema!r} is not {SCHEMA_VERSION}, nor one that is read: measure the "
+                "model again with `kernelflume profile`"
+            )
         try:
-            for name in ("projection_s", "post_attention_s", "step_overhead_s"):
+            if schema == _ONE_EXCHANGE_TIME:
+                values["exchange_s"] = {"points": [[1.0, values["exchange_s"]]]}
+            for name in _CURVES:
                 points = values[name]["points"]
                 values[name] = Curve(tuple((float(rows), float(seconds)) for rows, seconds in points))
             return cls(**values)

@@ -1,5 +1,5 @@
 // The exchange of one layer between a weight node and its attention nodes, started by the GPUs alone
-// (paper sections 4.1 and 5.1; docs/adr/0010-gpu-data-plane.md).
+// (paper sections 4.1 and 5.1; docs/adr/0011-gpu-data-plane.md).
 //
 // A kernel of the weight node's graph puts queries into the attention nodes' registered memory through NIXL
 // memory views and raises a counter there; the attention node's graph waits for that counter in its own

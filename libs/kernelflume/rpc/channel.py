@@ -14,7 +14,7 @@ from kernelflume.rpc.tracing import CallTracer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernelflume.runtime.tls import TlsMaterial
+    from kernelflume.runtime.tls import TlsFiles
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -29,8 +29,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 class Channels:
     """How this process calls other services: opens channels that all are secured alike."""
 
-    tls: TlsMaterial | None = None
-    """None speaks plaintext."""
+    tls: TlsFiles | None = None
+    """None speaks plaintext. A channel keeps what the files held when it was opened."""
     token: str | None = field(default=None, repr=False)
     """Bearer token sent with each call of one request, answered by one message or by a stream."""
     traced: bool = False
@@ -58,9 +58,8 @@ class Channels:
         return channel if self.token is None else grpc.intercept_channel(channel, BlockingToken(self.token))
 
     def _options(self) -> Sequence[tuple[str, Any]]:
-        if self.tls is None or not self.tls.server_name:
-            return _OPTIONS
-        return (*_OPTIONS, ("grpc.ssl_target_name_override", self.tls.server_name))
+        server_name = self.tls.look().server_name if self.tls is not None else ""
+        return (*_OPTIONS, ("grpc.ssl_target_name_override", server_name)) if server_name else _OPTIONS
 
 
 PLAINTEXT = Channels()

@@ -11,7 +11,7 @@ from grpc_health.v1 import health
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from kernelflume.runtime.tls import TlsMaterial
+    from kernelflume.runtime.tls import TlsFiles, TlsMaterial
 
 AUTHORIZATION_KEY = "authorization"
 _REFUSAL = "a valid token is required"
@@ -20,19 +20,41 @@ _OPEN_PREFIX = f"/{health.SERVICE_NAME}/"
 _LOOPBACK_NAMES = frozenset({"localhost", "::1", "[::1]"})
 
 
-def server_credentials(tls: TlsMaterial) -> grpc.ServerCredentials | None:
-    """Return what a server listens with, or None when it has no certificate of its own."""
-    if tls.certificate is None or tls.key is None:
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:
+    """Return what a server listens with, or None when it has no certificate of its own.
+
+    Each new connection sees the files as they are then.
+    """
+    used = files.look()
+    if used.certificate is None:
         return None
-    return grpc.ssl_server_credentials(
-        [(tls.key, tls.certificate)],
-        root_certificates=tls.ca if tls.require_client_certificate else None,
-        require_client_auth=tls.require_client_certificate,
+
+    def configuration() -> grpc.ServerCertificateConfiguration | None:
+        """Return the files' configuration if they have changed; gRPC asks at each handshake."""
+        nonlocal used
+        present = files.look()
+        if present is used:
+            return None
+        used = present
+        return _configuration(present)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        configuration,  # type: ignore[arg-type]  # gRPC takes None for no change, its stubs do not say so
+        require_client_authentication=used.require_client_certificate,
     )
 
 
-def channel_credentials(tls: TlsMaterial) -> grpc.ChannelCredentials:
-    """Return what a channel calls with."""
+def _configuration(tls: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(tls.key or b"", tls.certificate or b"")],  # a certificate is there, and settings want both
+        root_certificates=tls.ca if tls.require_client_certificate else None,
+    )
+
+
+def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """Return what a channel calls with: the files as they are now."""
+    tls = files.look()
     return grpc.ssl_channel_credentials(
         root_certificates=tls.ca, private_key=tls.key, certificate_chain=tls.certificate
     )

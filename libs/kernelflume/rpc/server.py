@@ -19,7 +19,7 @@ from kernelflume.runtime.tracing import NO_TRACER
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kernelflume.runtime.tls import TlsMaterial
+    from kernelflume.runtime.tls import TlsFiles
     from kernelflume.runtime.tracing import Tracer
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Server:
         address: str,
         service_names: list[str],
         *,
-        tls: TlsMaterial | None = None,
+        tls: TlsFiles | None = None,
         token: str | None = None,
         tracer: Tracer = NO_TRACER,
     ) -> None:
@@ -100,7 +100,7 @@ class Server:
         Args:
             address: host:port to listen on; port 0 takes a free one.
             service_names: full names of the services that reflection and health checks tell of.
-            tls: listen with its certificate; plaintext if it has none.
+            tls: listen with its certificate, as it is at each handshake; plaintext if it has none.
             token: bearer token without which only health checks are answered; None answers everyone.
             tracer: continues the traces that unary calls bring.
         """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations at run time
 from typing import Self
@@ -10,6 +12,8 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from kernelflume.core.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +96,20 @@ class TlsSettings(BaseModel):
             flags.append(f"--tls.server-name={self.server_name}")
         return flags
 
-    def read(self) -> TlsMaterial | None:
-        """Read the files; None when nothing is set.
+    def open(self) -> TlsFiles | None:
+        """Read the files, and go on with them; None when nothing is set.
 
         Raises:
             ConfigurationError: a file is gone since the settings were parsed.
         """
-        if not self.enabled:
-            return None
+        return TlsFiles(self) if self.enabled else None
+
+    def read(self) -> TlsMaterial:
+        """Read the files once.
+
+        Raises:
+            ConfigurationError: one cannot be read.
+        """
         return TlsMaterial(
             certificate=_read("tls.certificate", self.certificate),
             key=_read("tls.key", self.key),
@@ -107,6 +117,53 @@ class TlsSettings(BaseModel):
             require_client_certificate=self.require_client_certificate,
             server_name=self.server_name,
         )
+
+
+class TlsFiles:
+    """The files of ``TlsSettings``, read again when they have changed. May be used by any thread.
+
+    Files that are no good, or do not belong together yet because only one of them was replaced, change
+    nothing: what was read last stays in force, and they are looked at again.
+    """
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Read the files; see ``TlsSettings.open``."""
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._stamps = self._look_at_files()
+        self._material = settings.read()
+        self._fault = ""
+
+    def look(self) -> TlsMaterial:
+        """Return what the files hold, as of their last good state."""
+        with self._lock:
+            stamps = self._look_at_files()
+            if stamps == self._stamps:
+                return self._material
+            try:
+                # Its validators check each file, and that they belong together.
+                self._material = TlsSettings(**self._settings.model_dump()).read()
+            except (ValueError, ConfigurationError) as error:
+                fault = "; ".join(str(error).splitlines())
+                if fault != self._fault:
+                    self._fault = fault
+                    logger.warning("certificates have changed and are not used yet: %s", fault)
+            else:
+                self._stamps, self._fault = stamps, ""
+                logger.info("certificates have changed and are in force for new connections")
+            return self._material
+
+    def _look_at_files(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_stamp, (self._settings.certificate, self._settings.key, self._settings.ca)))
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    """Return what tells that a file was written or replaced; None while it is away."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def read_token(setting: str, path: Path | None) -> str | None:

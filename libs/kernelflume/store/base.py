@@ -21,7 +21,11 @@ class MembershipStore(Protocol):
     """The routing snapshot. The scaler publishes, weight nodes read, anyone may watch."""
 
     async def read(self) -> RoutingSnapshot:
-        """Return the present snapshot; epoch 0 without nodes when nothing was ever published."""
+        """Return the present snapshot; epoch 0 without nodes when nothing was ever published.
+
+        Raises:
+            DamagedTableError: what is there cannot be read, until a person deletes it.
+        """
         ...
 
     async def publish(self, snapshot: RoutingSnapshot, *, fencing_token: int | None = None) -> None:
@@ -119,8 +123,10 @@ class SettingStore(Protocol):
         """Return the text, or None when none was set."""
         ...
 
-    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
-        """Keep a text in place of the one before.
+    async def write_setting(
+        self, name: str, text: str, *, fencing_token: int | None = None, ttl_s: float | None = None
+    ) -> None:
+        """Keep a text in place of the one before, for ``ttl_s`` seconds or for good.
 
         Raises:
             ConflictError: ``fencing_token`` is no longer the leader's; nothing was written.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConflictError, EpochConflictError, UnavailableError
@@ -36,7 +37,8 @@ class MemoryServer:
         self.leases: dict[tuple[NodeKind, str], tuple[LeaseRecord, float]] = {}
         self.routes: dict[str, dict[int, SequenceRoute]] = {}
         self.leader: tuple[str, float] | None = None
-        self.settings: dict[str, str] = {}
+        self.settings: dict[str, tuple[str, float]] = {}
+        """Name -> text and when it vanishes."""
 
 
 class MemoryStore:
@@ -158,16 +160,20 @@ class MemoryStore:
 
     async def read_setting(self, name: str) -> str | None:
         """Return the text that was set; see ``SettingStore.read_setting``."""
-        return self._reach().settings.get(name)
+        server = self._reach()
+        text, ends_at = server.settings.get(name, (None, 0.0))
+        return text if server.clock.now() < ends_at else None
 
-    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
+    async def write_setting(
+        self, name: str, text: str, *, fencing_token: int | None = None, ttl_s: float | None = None
+    ) -> None:
         """Keep a text; see ``SettingStore.write_setting``."""
         server = self._reach()
         if fencing_token is not None and fencing_token != server.fence:
             raise ConflictError(
                 f"fencing token {fencing_token} is no longer the leader's: {name} is not kept"
             )
-        server.settings[name] = text
+        server.settings[name] = (text, math.inf if ttl_s is None else server.clock.now() + ttl_s)
 
     async def close(self) -> None:
         """Hear of no more publishes."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelflume.core.errors import KernelFlumeError, UnavailableError
+from kernelflume.core.errors import DamagedTableError, KernelFlumeError, UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
 from kernelflume.core.routing import RoutingSnapshot
@@ -81,15 +81,26 @@ def dump_snapshot(snapshot: RoutingSnapshot) -> str:
     return _dump(snapshot.to_dict())
 
 
-def load_snapshot(text: str) -> RoutingSnapshot:
-    """Decode a snapshot.
+def load_snapshot(text: str, *, key: str) -> RoutingSnapshot:
+    """Decode the snapshot that stands under ``key``.
 
     Raises:
         LifecycleError: it was written with another schema version.
-        UnavailableError: it is damaged.
+        DamagedTableError: it is damaged; the message says how to mend it.
     """
-    with _reading("routing table", text):
-        return RoutingSnapshot.from_dict(json.loads(text))
+    try:
+        with _reading("routing table", text):
+            return RoutingSnapshot.from_dict(json.loads(text))
+    except UnavailableError as error:
+        raise damaged_table(key, str(error)) from error
+
+
+def damaged_table(key: str, fault: str) -> DamagedTableError:
+    """Return the error for a routing table that cannot be read: the key, and what to do about it."""
+    return DamagedTableError(
+        f"{fault}: nodes go on with the last good table, and nothing is scaled. Delete the key "
+        f"(redis-cli DEL '{key}'), and the leading scaler writes the table back"
+    )
 
 
 def dump_lease(record: LeaseRecord) -> str:

@@ -14,13 +14,14 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from kernelflume.core.errors import ConfigurationError, ConflictError, EpochConflictError, UnavailableError
 from kernelflume.core.routing import RoutingSnapshot
 from kernelflume.store import scripts
 from kernelflume.store.records import (
     Keys,
+    damaged_table,
     dump_lease,
     dump_route,
     dump_snapshot,
@@ -41,6 +42,8 @@ _MAX_CONNECTIONS = 16
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _ANY_OLDER_EPOCH = -1
+_WRONG_TYPE = "WRONGTYPE"
+"""How Redis begins its refusal of a command that is for another kind of value."""
 
 
 class RedisStore:
@@ -108,11 +111,18 @@ class RedisStore:
 
         Raises:
             LifecycleError: the table was written with another schema version.
+            DamagedTableError: it cannot be read.
         """
         self._notice.clear()  # before asking: a notice that comes meanwhile is news
+        key = self._keys.table
         async with self._reaching("read the routing table"):
-            text: Any = await self._redis.hget(self._keys.table, "snapshot")
-        snapshot = load_snapshot(text) if text else RoutingSnapshot()
+            try:
+                text: Any = await self._redis.hget(key, "snapshot")
+            except ResponseError as error:
+                if not str(error).startswith(_WRONG_TYPE):
+                    raise
+                raise damaged_table(key, f"the routing-table key {key} is no hash") from error
+        snapshot = load_snapshot(text, key=key) if text else RoutingSnapshot()
         self._known_epoch = snapshot.epoch
         return snapshot
 
@@ -285,12 +295,15 @@ class RedisStore:
             text: Any = await self._redis.get(self._keys.setting(name))
         return None if text is None else str(text)
 
-    async def write_setting(self, name: str, text: str, *, fencing_token: int | None = None) -> None:
+    async def write_setting(
+        self, name: str, text: str, *, fencing_token: int | None = None, ttl_s: float | None = None
+    ) -> None:
         """Keep a text; see ``SettingStore.write_setting``."""
+        ttl = "" if ttl_s is None else str(_milliseconds(ttl_s))
         token = "" if fencing_token is None else str(fencing_token)
         async with self._reaching(f"keep the setting {name}"):
             written = await self._write_setting(
-                keys=[self._keys.setting(name), self._keys.fence], args=[text, token]
+                keys=[self._keys.setting(name), self._keys.fence], args=[text, token, ttl]
             )
         if not written:
             raise ConflictError(f"fencing token {token} is no longer the leader's: {name} is not kept")

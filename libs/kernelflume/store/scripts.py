@@ -23,11 +23,15 @@ return {'written', after}
 """
 
 WRITE_SETTING = """
--- KEYS: setting, fence. ARGV: text, fencing token or ''
+-- KEYS: setting, fence. ARGV: text, fencing token or '', ttl in ms or ''
 if ARGV[2] ~= '' and redis.call('GET', KEYS[2]) ~= ARGV[2] then
   return 0
 end
-redis.call('SET', KEYS[1], ARGV[1])
+if ARGV[3] ~= '' then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+else
+  redis.call('SET', KEYS[1], ARGV[1])
+end
 return 1
 """
 

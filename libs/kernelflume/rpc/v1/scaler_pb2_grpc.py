@@ -120,14 +120,16 @@ class ScalerAdminServicer:
     def SetTarget(self, request, context):
         """Asks for an absolute number of attention nodes. Idempotent by operation id: the same id with the same
         target returns the running or ended operation, with another target ALREADY_EXISTS. While an operation
-        runs, a second one is refused with FAILED_PRECONDITION, which names the first.
+        runs, a second one is refused with FAILED_PRECONDITION, which names the first. This holds over a failover: an
+        operation whose scaler died is failed, and its id stays taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetOperation(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Of this scaler or of one that led before it, for a day; NOT_FOUND after that.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -163,7 +165,7 @@ class ScalerAdminServicer:
 
     def SetPolicy(self, request, context):
         """Replaces the whole policy. A bad one is refused with INVALID_ARGUMENT, which names every bad setting, and
-        the present one stays. It is kept in the store, and holds until the policy file is edited.
+        the present one stays; so is one that would change the provider itself, which takes a restart. It is kept in the store, and holds until the policy file is edited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

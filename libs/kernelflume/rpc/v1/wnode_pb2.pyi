@@ -62,7 +62,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WeightNodeLoad(_message.Message):
-    __slots__ = ("num_requests_running", "num_requests_waiting", "max_num_waiting", "num_tokens", "adopted_epoch", "prepared_nodes", "num_steps", "seconds_since_step", "free_tokens", "step_times")
+    __slots__ = ("num_requests_running", "num_requests_waiting", "max_num_waiting", "num_tokens", "adopted_epoch", "prepared_nodes", "num_steps", "step_times")
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -70,8 +70,6 @@ class WeightNodeLoad(_message.Message):
     ADOPTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREPARED_NODES_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
-    FREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     num_requests_running: int
     num_requests_waiting: int
@@ -80,10 +78,8 @@ class WeightNodeLoad(_message.Message):
     adopted_epoch: int
     prepared_nodes: _containers.RepeatedScalarFieldContainer[str]
     num_steps: int
-    seconds_since_step: float
-    free_tokens: int
     step_times: StepTimes
-    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., num_tokens: _Optional[int] = ..., adopted_epoch: _Optional[int] = ..., prepared_nodes: _Optional[_Iterable[str]] = ..., num_steps: _Optional[int] = ..., seconds_since_step: _Optional[float] = ..., free_tokens: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., num_tokens: _Optional[int] = ..., adopted_epoch: _Optional[int] = ..., prepared_nodes: _Optional[_Iterable[str]] = ..., num_steps: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
 
 class StepTimes(_message.Message):
     __slots__ = ("rows", "step_seconds", "projection_seconds", "attention_seconds", "post_attention_seconds", "overhead_seconds")

@@ -49,7 +49,7 @@ async def serve(settings: AttentionNodeSettings, launched: LaunchedWorker, stop:
     incarnation = new_incarnation()
     name = node_name(settings.node_id, incarnation)
     tracer = open_tracer(settings.tracing, service="anode", instance=settings.node_id)
-    server = Server(settings.address, [_SERVICE_NAME], tls=settings.tls.read(), tracer=tracer)
+    server = Server(settings.address, [_SERVICE_NAME], tls=settings.tls.open(), tracer=tracer)
     store = RedisStore(settings.redis_url, cluster=settings.cluster)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.push_async_callback(asyncio.to_thread, tracer.close, TRACES_GRACE_S)

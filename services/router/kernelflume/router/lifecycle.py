@@ -70,7 +70,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             addresses=settings.weight_nodes,
             leases=store,
             revision=checkpoint.revision,
-            channels=Channels(tls=settings.tls.read()),
+            channels=Channels(tls=settings.tls.open()),
         )
         try:
             await _serve(

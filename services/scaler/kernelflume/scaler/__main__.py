@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from contextlib import AsyncExitStack
@@ -32,6 +33,7 @@ from kernelflume.scaler.metrics import ScalerMetrics
 from kernelflume.scaler.policy import PolicySettings
 from kernelflume.scaler.policy_source import PolicySource
 from kernelflume.scaler.providers.choice import make_provider
+from kernelflume.scaler.providers.live import LiveSettings
 from kernelflume.scaler.providers.standby import StandbyProvider
 from kernelflume.scaler.servicer import ScalerAdminServicer
 from kernelflume.scaler.settings import ScalerSettings
@@ -70,7 +72,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
     geometry = settings.kv_geometry()
     token_bytes = geometry.token_bytes if geometry is not None else 0
     host = settings.address.rpartition(":")[0]
-    tls = settings.tls.read()
+    tls = settings.tls.open()
     token = read_token("admin-token-file", settings.admin_token_file)
     tracer = open_tracer(settings.tracing, service="scaler", instance=settings.node_id)
     channels = Channels(tls=tls, traced=tracer is not NO_TRACER)
@@ -78,7 +80,9 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
         cleanup.push_async_callback(asyncio.to_thread, tracer.close, TRACES_GRACE_S)
         store = RedisStore(settings.redis_url, cluster=settings.cluster)
         cleanup.push_async_callback(store.close)
-        provider = make_provider(settings, store)
+        source = PolicySource(settings, store)
+        live = LiveSettings(source.settings)
+        provider = make_provider(live, store)
         cleanup.push_async_callback(partial(provider.close, grace_s=settings.terminate_grace_s))
         leadership = Leadership(store, clock, ttl_s=settings.leader_ttl_s)
         cleanup.push_async_callback(_resign, leadership)
@@ -86,7 +90,13 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             store=store,
             table=Table(store, leadership, clock),
             provider=provider,
-            weights=WeightNodes(store, clock, patience_s=settings.weight_node_patience_s, channels=channels),
+            weights=WeightNodes(
+                store,
+                clock,
+                patience_s=settings.weight_node_patience_s,
+                channels=channels,
+                on_prepared=metrics.path_prepared,
+            ),
             clock=clock,
             commit_patience_s=settings.operation_deadline_s,
             release_timeout_s=settings.operation_deadline_s,
@@ -94,11 +104,15 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             channels=channels,
             tracer=tracer,
         )
-        source = PolicySource(settings.policy_file, store)
         controller = Controller(
             actors, book, metrics, DecisionLog(), _controller_settings(settings, source.policy, token_bytes)
         )
         cleanup.push_async_callback(controller.close)
+
+        def put_in_force(policy: ScalingPolicy) -> None:
+            live.put(source.settings)
+            controller.set_scaling(policy)
+
         servicer = ScalerAdminServicer(
             controller=controller,
             book=book,
@@ -106,6 +120,7 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
             leadership=leadership,
             clock=clock,
             source=source,
+            put_in_force=put_in_force,
             token_bytes=token_bytes,
         )
         server = Server(settings.address, [_SERVICE_NAME], tls=tls, token=token, tracer=tracer)
@@ -124,11 +139,16 @@ async def serve(settings: ScalerSettings, stop: asyncio.Event) -> None:
 
         async def act() -> None:
             await leadership.acquire(record, contact_timeout_s=settings.store_timeout_s)
-            controller.set_scaling(await source.recall())
+            put_in_force(await source.recall())
             await server.set_serving(serving=True)
-            work = [leadership.keep(), controller.run(), _follow(source, controller)]
+            work = [
+                leadership.keep(),
+                controller.run(),
+                _follow(source, put_in_force),
+                _tell_health(controller, server),
+            ]
             if isinstance(provider, StandbyProvider):
-                work.append(provider.keep(partial(_taken_ids, actors)))
+                work.append(provider.keep(partial(_taken_ids, actors), grace_s=settings.terminate_grace_s))
             await first_of(*work)
 
         await first_of(stop.wait(), act())
@@ -140,22 +160,34 @@ async def _taken_ids(actors: Actors) -> frozenset[str]:
     return actors.table.seen_node_ids | {record.node_id for record in living}
 
 
-async def _follow(source: PolicySource, controller: Controller) -> None:
+async def _follow(source: PolicySource, put_in_force: Callable[[ScalingPolicy], None]) -> None:
     """Put every good edit of the policy file in force."""
     while True:
         await asyncio.sleep(_POLICY_INTERVAL_S)
         policy = source.look()
         if policy is not None:
             logger.info("the policy of %s is in force", source.origin)
-            controller.set_scaling(policy)
+            put_in_force(policy)
 
 
-def _profile(settings: ScalerSettings) -> PerformanceProfile | None:
+async def _tell_health(controller: Controller, server: Server) -> None:
+    """Answer health checks with NOT_SERVING while the routing table is damaged."""
+    is_told = True
+    while True:
+        await asyncio.sleep(_LOOK_INTERVAL_S)
+        if controller.is_table_readable is not is_told:
+            is_told = controller.is_table_readable
+            await server.set_serving(serving=is_told)
+
+
+def _profile(settings: ScalerSettings) -> tuple[PerformanceProfile | None, str]:
+    """Return the profile of the file and the file's digest; None and '' without one."""
     path = settings.profile_file
     if path is None:
-        return None
+        return None, ""
     try:
-        profile = PerformanceProfile.from_dict(json.loads(read_small_file(path)))
+        content = read_small_file(path)
+        profile = PerformanceProfile.from_dict(json.loads(content))
     except (ValueError, RecursionError, ConfigurationError) as error:
         raise ConfigurationError(f"profile-file: {path}: {error}") from error
     geometry = settings.kv_geometry()
@@ -164,24 +196,19 @@ def _profile(settings: ScalerSettings) -> PerformanceProfile | None:
             f"profile-file: {path} is of {profile.model_id} with {profile.num_layers} layers, "
             f"and {geometry.model_id} has {geometry.num_layers}"
         )
-    return profile
+    return profile, hashlib.sha256(content.encode()).hexdigest()
 
 
 def _controller_settings(
     settings: ScalerSettings, scaling: ScalingPolicy, token_bytes: int
 ) -> ControllerSettings:
-    if (
-        settings.attention_nodes
-        and not scaling.minimum_nodes <= settings.attention_nodes <= scaling.most_nodes
-    ):
-        raise ConfigurationError(
-            f"attention-nodes: {settings.attention_nodes} is not from {scaling.minimum_nodes} to "
-            f"{scaling.most_nodes}, the bounds of the scaling policy"
-        )
+    if settings.attention_nodes and (fault := scaling.fault_of(settings.attention_nodes)):
+        raise ConfigurationError(f"attention-nodes: {fault}: the bounds of the scaling policy")
+    profile, digest = _profile(settings)
     return ControllerSettings(
         policy=PolicySettings(
             scaling=scaling,
-            profile=_profile(settings),
+            profile=profile,
             token_bytes=max(1, token_bytes),
             staleness_s=_STALENESS_S,
             lost_grace_s=settings.lost_grace_s,
@@ -191,6 +218,8 @@ def _controller_settings(
         initial_target=settings.attention_nodes or None,
         operation_deadline_s=settings.operation_deadline_s,
         look_interval_s=_LOOK_INTERVAL_S,
+        scaler=settings.node_id,
+        profile_digest=digest,
         geometry=settings.kv_geometry(),
     )
 

@@ -38,10 +38,14 @@ class OperationBook:
         Raises:
             NotFoundError: there is none of that id, or it ended too long ago.
         """
-        operation = self._operations.get(operation_id)
+        operation = self.find(operation_id)
         if operation is None:
             raise NotFoundError(f"there is no operation {operation_id!r}")
         return operation
+
+    def find(self, operation_id: str) -> Operation | None:
+        """Return an operation, or None when it is not known."""
+        return self._operations.get(operation_id)
 
     def known(self, operation_id: str, target: int) -> Operation | None:
         """Return the operation that a request repeats, or None when the request is new.
@@ -86,6 +90,13 @@ class OperationBook:
             del self._operations[operation_id]
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def recall(self, operation: Operation) -> None:
+        """Add an operation of an earlier scaler, which is done, as older than all that are known."""
+        ended = [known.operation_id for known in self._operations.values() if known.done]
+        for operation_id in ended[: max(0, len(ended) + 1 - self._max_ended)]:
+            del self._operations[operation_id]
+        self._operations = {operation.operation_id: operation, **self._operations}
 
     async def watch(self, operation_id: str) -> AsyncIterator[Operation]:
         """Yield the operation now and at each change, until it is done.

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import (
     ConflictError,
+    DamagedTableError,
     InvalidRequestError,
     LifecycleError,
+    NotFoundError,
     UnavailableError,
 )
 from kernelflume.core.routing import NodeEvent, NodeState
+from kernelflume.scaler.held_number import HeldNumber
+from kernelflume.scaler.live_profile import KEEP_INTERVAL_S, LiveProfile
 from kernelflume.scaler.observe import observe
-from kernelflume.scaler.operation import Operation, OperationEvent, Origin, Result
-from kernelflume.scaler.policy import (
-    PolicyState,
-    after_operation,
-    decide,
-    is_automatic,
-)
-from kernelflume.scaler.refinement import Refinement, refine
+from kernelflume.scaler.operation import Operation, OperationEvent, Origin
+from kernelflume.scaler.operation_records import OperationRecords
+from kernelflume.scaler.own_operations import OwnOperations
+from kernelflume.scaler.policy import PolicyState, after_own, decide, is_automatic
 from kernelflume.scaler.runner import OperationRunner
-from kernelflume.scaler.sizing import after_change
+from kernelflume.scaler.succession import Succession
 from kernelflume.scaler.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -37,19 +35,13 @@ if TYPE_CHECKING:
     from kernelflume.scaler.decision_log import DecisionLog
     from kernelflume.scaler.metrics import ScalerMetrics
     from kernelflume.scaler.observe import Observation
-    from kernelflume.scaler.policy import Decision, PolicySettings
-    from kernelflume.scaler.runner import OnEnd
+    from kernelflume.scaler.policy import PolicySettings
     from kernelflume.scaler.scaling_policy import ScalingPolicy
     from kernelflume.scaler.sizing import Sizing
 
 logger = logging.getLogger(__name__)
 
-_HELD_NUMBER = "held_attention_nodes"
-"""Setting in the store: the number of nodes that a person asked for, while it holds."""
 
-
-_MAX_DIGITS = 6
-"""Of a number of nodes."""
 _MAX_ID_CHARS = 200
 """Ids are logged, and shown on terminals."""
 _MAX_DEADLINE_S = 7 * 24 * 3600.0
@@ -65,9 +57,15 @@ class ControllerSettings:
     initial_target: int | None
     """Active nodes wanted at the start; None has as many as the table says."""
     operation_deadline_s: float
-    """For operations that bring none."""
+    """For operations that bring none, unless the policy has one."""
     look_interval_s: float
     """Longest time between two looks at the pool."""
+    scaler: str
+    """Node id of this scaler."""
+    profile_digest: str = ""
+    """Of the profile's file: what was learnt with another one is not used."""
+    keep_profile_s: float = KEEP_INTERVAL_S
+    """Shortest time between two writes of the refined profile."""
     geometry: KvGeometry | None = None
     """Of the model: with it a profile is begun from what the nodes measure, where no file gives one."""
 
@@ -89,15 +87,28 @@ class Controller:
         self.decisions = decisions
         self.sizing: Sizing | None = None
         """The newest sizing decision; None while the number of nodes is a person's to choose."""
+        self.is_table_readable = True
+        """False while the routing table is damaged, which takes a person to mend."""
         self._settings = settings
         self._policy = settings.policy
-        self._refinement = Refinement(profile=settings.policy.profile)
-        self._runner = OperationRunner(actors, book, metrics)
+        self._profile = LiveProfile(
+            settings.policy.profile,
+            actors.store,
+            actors.table,
+            actors.clock,
+            file_digest=settings.profile_digest,
+            geometry=settings.geometry,
+            keep_interval_s=settings.keep_profile_s,
+        )
+        self._held = HeldNumber(actors.store, actors.table)
+        self._records = OperationRecords(actors.store, actors.table, actors.clock, scaler=settings.scaler)
+        self._runner = OperationRunner(actors, book, metrics, self._records)
+        self._own = OwnOperations(actors, book, self._runner)
         self._policy_state: PolicyState | None = None
         self._beginning = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._kept_number = ""
         self._upkeep = Upkeep(actors, book, metrics, self._wake.set)
+        self._succession = Succession(actors, book, self._records, self._held, self._upkeep)
 
     @property
     def target(self) -> int | None:
@@ -108,6 +119,10 @@ class Controller:
     def scaling(self) -> ScalingPolicy:
         """The operator's settings in force."""
         return self._policy.scaling
+
+    @property
+    def _launch_timeout_s(self) -> float:
+        return self.scaling.provider.launch_timeout_s or self._settings.operation_deadline_s
 
     @property
     def is_automatic(self) -> bool:
@@ -148,6 +163,7 @@ class Controller:
             try:
                 await self.look()
                 last_fault = ""
+                self.is_table_readable = True
             except Exception as error:
                 if str(error) != last_fault:
                     expected = isinstance(error, UnavailableError | ConflictError)
@@ -155,6 +171,7 @@ class Controller:
                         "the pool is left as it is: %s", error, exc_info=None if expected else error
                     )
                 last_fault = str(error)
+                self.is_table_readable = not isinstance(error, DamagedTableError)
                 if self._policy_state is not None:
                     # While the store is away no lease can be renewed: every grace begins anew.
                     self._policy_state = replace(self._policy_state, missing_since_s={})
@@ -172,8 +189,11 @@ class Controller:
         actors = self._actors
         observation = await observe(actors.store, actors.table, actors.provider, self._book, actors.clock)
         self._metrics.table_seen(observation.snapshot)
-        self._refine_profile(observation)
         state = self._policy_state or await self._first_state(observation)
+        profile = self._profile.refine(observation)
+        if profile is not None:
+            self._policy = replace(self._policy, profile=profile)
+            self._metrics.profile_refined(profile)
         decision, self._policy_state = decide(observation, state, self._policy)
         self.sizing = decision.sized.sizing if decision.sized is not None else None
         if decision.sized is not None:
@@ -186,59 +206,39 @@ class Controller:
         for weight_node in decision.forgotten_weight_nodes:
             logger.warning("weight node %s is gone: its routes are dropped", weight_node)
             await actors.store.drop_weight_node(weight_node)
-        await self._keep_number(self._policy_state)
+        await self._held.follow(self._policy_state)
+        await self._profile.keep()
         if decision.thresholds:
             await self._upkeep.set_thresholds(decision.thresholds)
         if decision.publishes:
             self._runner.publish()
         if decision.cancels:
-            self._cancel_own(decision)
+            self._own.cancel(decision)
         if decision.scale_to is not None:
-            await self._begin_own(decision, decision.scale_to)
-
-    def _refine_profile(self, observation: Observation) -> None:
-        had_one = self._refinement.profile is not None
-        self._refinement = refine(
-            self._refinement,
-            observation.weights,
-            observation.attention.values(),
-            self._settings.geometry,
-        )
-        profile = self._refinement.profile
-        if profile is None:
-            return
-        if not had_one:
-            logger.info(
-                "a performance profile was begun from what the nodes measured: %s",
-                json.dumps(profile.to_dict()),
-            )
-        self._policy = replace(self._policy, profile=profile)
-        self._metrics.profile_refined(profile)
+            async with self._beginning:
+                await self._own.begin(
+                    decision,
+                    decision.scale_to,
+                    deadline_s=self._launch_timeout_s,
+                    held_before=self._held.text,
+                    on_end=self._after_own,
+                )
 
     async def _first_state(self, observation: Observation) -> PolicyState:
-        """Return what the policy begins with: a person's number outlives the scaler that was told it."""
-        state = PolicyState(target=self._first_target(observation))
-        kept = await self._actors.store.read_setting(_HELD_NUMBER) or ""
-        if kept and not (kept.isdecimal() and len(kept) <= _MAX_DIGITS):
-            logger.warning("the number of nodes kept in the store cannot be used: %.50r", kept)
-        elif kept and (self.scaling.automatic or _is_takeover(observation)):
-            logger.info("a person's number holds: %s attention nodes", kept)
-            state = replace(state, target=int(kept), manual_since_s=observation.now_s)
-        self._kept_number = kept
+        """Return what the policy begins with, from what the scaler before this one left behind."""
+        await self._profile.recall()
+        rolled_back = await self._succession.take_over(observation)
+        state = PolicyState(target=self._first_target(observation, rolled_back))
+        if self._held.text and (self.scaling.automatic or _is_takeover(observation)):
+            logger.info("a person's number holds: %s attention nodes", self._held.text)
+            state = replace(state, target=int(self._held.text), manual_since_s=observation.now_s)
         return state
 
-    async def _keep_number(self, state: PolicyState) -> None:
-        """Note a person's number in the store when it changes; an empty text stands for none."""
-        held = "" if state.manual_since_s is None or state.target is None else str(state.target)
-        if held != self._kept_number:
-            await self._actors.store.write_setting(
-                _HELD_NUMBER, held, fencing_token=self._actors.table.fencing_token
-            )
-            self._kept_number = held
-
-    def _first_target(self, observation: Observation) -> int | None:
+    def _first_target(self, observation: Observation, rolled_back: Operation | None) -> int | None:
         if self._settings.initial_target is not None or self._actors.provider.adopts:
             return self._settings.initial_target
+        if rolled_back is not None:
+            return rolled_back.initial
         # The nodes of a scaler that crashed ended with it: have as many again.
         num_staying = len(observation.snapshot.nodes) - observation.num_in_state(NodeState.RETIRED)
         return max(self.scaling.minimum_nodes, num_staying)
@@ -261,17 +261,14 @@ class Controller:
             UnavailableError: the store cannot be reached.
         """
         _check(operation_id, deadline_s)
-        minimum, maximum = self.scaling.minimum_nodes, self.scaling.most_nodes
-        if not minimum <= target <= maximum:
-            raise InvalidRequestError(
-                f"attention_nodes must be from {minimum} to {maximum}, not {target}",
-                parameter="attention_nodes",
-            )
+        if fault := self.scaling.fault_of(target):
+            raise InvalidRequestError(f"attention_nodes {fault}", parameter="attention_nodes")
         async with self._beginning:
+            await self._known(operation_id)  # the book has it from then on
             known = self._book.known(operation_id, target)
             if known is not None:
                 return known
-            await self._have_policy_give_way()
+            await self._own.give_way(timeout_s=self._launch_timeout_s)
             self._book.check_free()
             return await self._begin_for_person(
                 operation_id,
@@ -301,12 +298,13 @@ class Controller:
         if not node_ids or len(set(node_ids)) < len(node_ids):
             raise InvalidRequestError("node_ids must name nodes, each once", parameter="node_ids")
         async with self._beginning:
+            await self._known(operation_id)  # the book has it from then on
             known = self._book.known_on(operation_id, node_ids)
             if known is not None:
                 return known
             self._book.check_free(beside=Origin.POLICY)
             await self._check_drain(node_ids)  # the policy does not give way to what cannot be
-            await self._have_policy_give_way()
+            await self._own.give_way(timeout_s=self._launch_timeout_s)
             self._book.check_free()
             target = await self._check_drain(node_ids)
             return await self._begin_for_person(
@@ -337,6 +335,18 @@ class Controller:
                 parameter="node_ids",
             )
         return num_left
+
+    async def find(self, operation_id: str) -> Operation:
+        """Return an operation of this scaler, or of one before it; the book knows it from then on.
+
+        Raises:
+            NotFoundError: there is none of that id, or it ended too long ago.
+            UnavailableError: the store cannot be reached.
+        """
+        operation = await self._known(operation_id)
+        if operation is None:
+            raise NotFoundError(f"there is no operation {operation_id!r}")
+        return operation
 
     def cancel(self, operation_id: str) -> Operation:
         """Stop an operation and undo what it did; see ``OperationRunner.cancel``.
@@ -371,98 +381,38 @@ class Controller:
                 self._policy_state = replace(self._seen_state(), manual_since_s=previous.manual_since_s)
             self._wake.set()
 
-        operation = await self._begin(
-            operation_id,
-            target,
-            deadline_s=deadline_s or self._settings.operation_deadline_s,
-            deadline_covers_drain=deadline_covers_drain,
-            on_end=on_end,
-            victims=victims,
-        )
-        self._want(target)
-        self.pause()
-        return operation
-
-    async def _begin(
-        self,
-        operation_id: str,
-        target: int,
-        *,
-        deadline_s: float,
-        deadline_covers_drain: bool,
-        on_end: OnEnd,
-        origin: Origin = Origin.PERSON,
-        cause: str = "",
-        is_held: bool = False,
-        victims: tuple[str, ...] = (),
-    ) -> Operation:
         snapshot = await self._actors.table.read()
         operation = Operation.begin(
             operation_id,
             target=target,
             initial=len(snapshot.in_state(NodeState.ACTIVE)),
             now_s=self._actors.clock.now(),
-            origin=origin,
-            cause=cause,
-            is_held=is_held,
         ).with_nodes(*victims)
-        return self._runner.begin(
-            operation, deadline_s=deadline_s, deadline_covers_drain=deadline_covers_drain, on_end=on_end
+        operation = await self._runner.begin(
+            operation,
+            deadline_s=deadline_s or self._launch_timeout_s,
+            deadline_covers_drain=deadline_covers_drain,
+            held_before=self._held.text,
+            on_end=on_end,
         )
+        self._want(target)
+        self.pause()
+        return operation
 
-    async def _begin_own(self, decision: Decision, scale_to: int) -> None:
-        """Start an operation of the policy's own, unless a person's has begun since it was decided."""
+    def _after_own(self, operation: Operation, overtaken: bool) -> None:
+        self._policy_state = after_own(
+            self._policy_state or PolicyState(),
+            self._policy,
+            operation,
+            overtaken=overtaken,
+            now_s=self._actors.clock.now(),
+        )
+        self._wake.set()
 
-        def on_end(operation: Operation, overtaken: bool) -> None:
-            now_s = self._actors.clock.now()
-            state = self._policy_state or PolicyState()
-            grew = operation.result is Result.SUCCEEDED and operation.target > operation.initial
-            sizing = after_change(state.sizing, now_s=now_s, prewarm_s=operation.prewarm_s if grew else None)
-            is_given_up = self.is_automatic or operation.result is Result.CANCELLED
-            if operation.rolled_back and not overtaken and is_given_up:
-                # The next look decides anew; what a person stopped is not tried again.
-                state = replace(state, target=operation.initial)
-            self._policy_state = after_operation(
-                replace(state, sizing=sizing),
-                self._policy,
-                succeeded=operation.result is not Result.FAILED,
-                now_s=now_s,
-            )
-            self._wake.set()
-
-        async with self._beginning:
-            if self._book.running is None:
-                await self._begin(
-                    f"{decision.scale_reason}-{secrets.token_hex(4)}",
-                    scale_to,
-                    deadline_s=self._settings.operation_deadline_s,
-                    deadline_covers_drain=False,
-                    on_end=on_end,
-                    origin=Origin.POLICY,
-                    cause=str(decision.scale_reason),
-                    is_held=decision.is_held,
-                )
-
-    def _cancel_own(self, decision: Decision) -> None:
-        """Undo an operation of the policy's own that is not needed any more, if it still can be."""
-        running = self._book.running
-        reason = decision.sized.sizing.reason if decision.sized is not None else ""
-        if running is None or running.origin is Origin.PERSON:
-            return
-        if running.allows(OperationEvent.CANCEL):
-            self._runner.cancel(running.operation_id, f"the policy gave it up: {reason}")
-
-    async def _have_policy_give_way(self) -> None:
-        """Undo a running operation of the policy's own where a person asks for another one."""
-        running = self._book.running
-        if running is None or running.origin is Origin.PERSON:
-            return
-        if running.allows(OperationEvent.CANCEL):
-            self._runner.cancel(running.operation_id, "a person asked for another number")
-        with suppress(TimeoutError):  # still running: the request is refused as beside any other operation
-            async with asyncio.timeout(self._settings.operation_deadline_s):
-                async for _ in self._book.watch(running.operation_id):
-                    continue
+    async def _known(self, operation_id: str) -> Operation | None:
+        if self._book.find(operation_id) is None:
+            self._seen_state()  # what the scaler before this one left is put in order first
+        return await self._succession.find(operation_id)
 
     def _seen_state(self) -> PolicyState:
         if self._policy_state is None:

@@ -69,7 +69,7 @@ def node_budget(
         beta_slo: share of the attention time that is planned with.
         tpot_slo_s: T_slo, or None for memory alone.
         profile: measured times; without one memory alone counts.
-        rows: rows of a step for which the weight node's stage is looked up.
+        rows: rows of a step for which the weight node's stage and the exchange are looked up.
         num_microbatches: M. With one, a layer's stages follow each other and T_A_max is what the weight
             node's stage leaves of the budget; with several they overlap, and it is the whole budget, as in
             the paper.
@@ -80,7 +80,7 @@ def node_budget(
     budget_s = layer_budget_s(profile, rows=rows, tpot_slo_s=tpot_slo_s)
     weight_s = weight_stage_s(profile, rows / num_microbatches)
     attention_s = budget_s - weight_s if num_microbatches == 1 else budget_s / num_microbatches
-    scan_s = attention_s - profile.exchange_s
+    scan_s = attention_s - profile.exchange_s.at(rows / num_microbatches)
     if weight_s * num_microbatches > budget_s or scan_s <= 0:
         return NodeBudget(memory_bytes=memory_bytes, slo_bytes=math.inf, slo_unreachable=True)
     # T_A_max is one layer's time and scans one layer's share of the bytes, or of a microbatch's.
@@ -94,9 +94,9 @@ def weight_stage_s(profile: PerformanceProfile, rows: float) -> float:
     return profile.projection_s.at(rows) + profile.post_attention_s.at(rows)
 
 
-def attention_stage_s(profile: PerformanceProfile, held_bytes: float) -> float:
+def attention_stage_s(profile: PerformanceProfile, rows: float, held_bytes: float) -> float:
     """Return T_A of one layer for the node that holds the most: exchange, and a scan of the layer's share."""
-    return profile.exchange_s + held_bytes / (profile.num_layers * profile.attention_bytes_per_s)
+    return profile.exchange_s.at(rows) + held_bytes / (profile.num_layers * profile.attention_bytes_per_s)
 
 
 def pipeline_gain(projection_s: float, attention_s: float, post_attention_s: float) -> float:
@@ -120,7 +120,7 @@ def step_s(
     """
     part = rows / num_microbatches
     weight = weight_stage_s(profile, part)
-    attention = attention_stage_s(profile, most_held_bytes / num_microbatches)
+    attention = attention_stage_s(profile, part, most_held_bytes / num_microbatches)
     overhead = profile.step_overhead_s.at(rows)
     if num_microbatches == 1:
         return overhead + profile.num_layers * (weight + attention)

@@ -60,7 +60,7 @@ class DecisionRecord:
             "view": _VIEW.dump_python(self.view, mode="json"),
             "state": _STATE.dump_python(self.state, mode="json"),
             "sizing": _SIZING.dump_python(self.sizing, mode="json"),
-            "policy": self.policy.model_dump(mode="json"),
+            "policy": self.policy.model_dump(mode="json", exclude={"provider"}),
             "profile": self.profile.to_dict() if self.profile is not None else None,
             "token_bytes": self.token_bytes,
         }

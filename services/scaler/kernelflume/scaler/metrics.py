@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kernelflume.scaler.sizing import Sizing
 
 # A phase takes from a publish's milliseconds to a drain's hours.
+_SHOWN_ROWS = (1, 8, 32)
+"""Numbers of rows at which the exchange time is shown."""
+_PREPARE_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _PHASE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 
 
@@ -36,6 +39,13 @@ class ScalerMetrics:
             "Time that a phase of a scale operation took.",
             ["phase"],
             buckets=_PHASE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._prepared = Histogram(
+            "kernelflume_prepare_seconds",
+            "Time that a weight node took to prepare its path to an attention node, by part.",
+            ["part"],
+            buckets=_PREPARE_BUCKETS_S,
             registry=self.registry,
         )
         self._removals = Counter(
@@ -84,7 +94,9 @@ class ScalerMetrics:
         )
         self._exchange = Gauge(
             "kernelflume_exchange_seconds",
-            "Part of a layer's attention time that does not grow with what is held, as the policy reads it.",
+            "Part of a layer's attention time that does not grow with what is held, by the rows of a step, "
+            "as the policy reads it.",
+            ["rows"],
             registry=self.registry,
         )
 
@@ -95,6 +107,11 @@ class ScalerMetrics:
     def phase_ended(self, span: PhaseSpan, now_s: float) -> None:
         """Record how long a phase took."""
         self._phases.labels(str(span.phase)).observe(span.seconds(now_s))
+
+    def path_prepared(self, connect_s: float, warm_s: float) -> None:
+        """Record what preparing one path took."""
+        self._prepared.labels("connect").observe(connect_s)
+        self._prepared.labels("warm").observe(warm_s)
 
     def node_removed(self, reason: RemovalReason) -> None:
         """Count a node that was lost."""
@@ -113,7 +130,8 @@ class ScalerMetrics:
     def profile_refined(self, profile: PerformanceProfile) -> None:
         """Show the profile that the policy reads now."""
         self._bandwidth.set(profile.attention_bytes_per_s)
-        self._exchange.set(profile.exchange_s)
+        for rows in _SHOWN_ROWS:
+            self._exchange.labels(str(rows)).set(profile.exchange_s.at(rows))
 
     def table_seen(self, snapshot: RoutingSnapshot) -> None:
         """Show the present table."""

@@ -11,8 +11,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kernelflume.core.routing import NodeState
+from kernelflume.scaler.operation import Result
 from kernelflume.scaler.pool_view import pool_view
-from kernelflume.scaler.sizing import Sizing, SizingAction, SizingReason, SizingState, size
+from kernelflume.scaler.sizing import (
+    Sizing,
+    SizingAction,
+    SizingReason,
+    SizingState,
+    after_change,
+    size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -223,6 +231,32 @@ def after_operation(
         return replace(state, num_failures=0, retry_at_s=0.0)
     delay_s = min(settings.retry_min_s * 2.0**state.num_failures, settings.retry_max_s)
     return replace(state, num_failures=min(state.num_failures + 1, 30), retry_at_s=now_s + delay_s)
+
+
+def after_own(
+    state: PolicyState, settings: PolicySettings, operation: Operation, *, overtaken: bool, now_s: float
+) -> PolicyState:
+    """Remember how an operation of the policy's own ended.
+
+    Args:
+        state: before.
+        settings: in force.
+        operation: the one that ended.
+        overtaken: it gave up because the pool changed under it.
+        now_s: the present time.
+    """
+    grew = operation.result is Result.SUCCEEDED and operation.target > operation.initial
+    sizing = after_change(state.sizing, now_s=now_s, prewarm_s=operation.prewarm_s if grew else None)
+    is_given_up = is_automatic(state, settings, now_s=now_s) or operation.result is Result.CANCELLED
+    if operation.rolled_back and not overtaken and is_given_up:
+        # The next look decides anew; what a person stopped is not tried again.
+        state = replace(state, target=operation.initial)
+    return after_operation(
+        replace(state, sizing=sizing),
+        settings,
+        succeeded=operation.result is not Result.FAILED,
+        now_s=now_s,
+    )
 
 
 def choose_victims(

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.runtime.smallfile import read_small_file
+from kernelflume.scaler.providers.live import completed
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kernelflume.scaler.settings import ScalerSettings
     from kernelflume.store.base import SettingStore
 
 logger = logging.getLogger(__name__)
@@ -29,25 +31,30 @@ MANUAL = ScalingPolicy(automatic=False)
 
 
 class PolicySource:
-    """The policy in force and where it is from. One event loop."""
+    """The policy in force, where it is from, and the settings that follow from it. One event loop."""
 
-    def __init__(self, path: Path | None, store: SettingStore) -> None:
-        """Read the file, if there is one.
+    def __init__(self, own: ScalerSettings, store: SettingStore) -> None:
+        """Read the policy file, if the scaler's settings name one.
 
         Raises:
-            ConfigurationError: it cannot be read, or is no policy.
+            ConfigurationError: it cannot be read, is no policy, or does not go with those settings.
         """
-        self._path = path
+        path = own.policy_file
+        self._path: Path | None = path
+        self._own = own
         self._store = store
         self._text = ""
         self._fault = ""
         self.policy = MANUAL
         self.origin = "default"
         """default, api, or the file's path."""
+        self.settings = own
+        """The scaler's own, with what the policy's provider section gives in their place."""
         if path is not None:
             try:
                 self._text = read_small_file(path)
                 self.policy = ScalingPolicy.parse(self._text)
+                self.settings = completed(own, self.policy.provider)
             except (ConfigurationError, InvalidRequestError) as error:
                 raise ConfigurationError(f"policy-file: {path}: {error}") from error
             self.origin = str(path)
@@ -62,26 +69,25 @@ class PolicySource:
         if kept is not None:
             try:
                 fields = json.loads(kept)
-                policy, digest = ScalingPolicy.parse(fields["policy"]), fields["file"]
+                if fields["file"] == self._digest():
+                    self._put(*self._parsed(fields["policy"]), origin="api")
             except (ValueError, KeyError, TypeError, RecursionError, InvalidRequestError) as error:
                 logger.warning("the policy kept in the store cannot be used: %s", error)
-            else:
-                if digest == self._digest():
-                    self.policy, self.origin = policy, "api"
         return self.policy
 
     async def set(self, text: str, *, fencing_token: int | None) -> ScalingPolicy:
         """Put a policy in force and keep it.
 
         Raises:
-            InvalidRequestError: it is no policy; the present one stays.
+            InvalidRequestError: it is no policy, or would change what a running scaler keeps; the present one
+                stays.
             UnavailableError: it could not be kept; the present one stays.
             ConflictError: another scaler leads.
         """
-        policy = ScalingPolicy.parse(text)
+        policy, settings = self._parsed(text)
         kept = json.dumps({"policy": text, "file": self._digest()})
         await self._store.write_setting(_NAME, kept, fencing_token=fencing_token)
-        self.policy, self.origin = policy, "api"
+        self._put(policy, settings, origin="api")
         return policy
 
     def look(self) -> ScalingPolicy | None:
@@ -93,7 +99,7 @@ class PolicySource:
             if text == self._text:
                 self._fault = ""
                 return None
-            policy = ScalingPolicy.parse(text)
+            policy, settings = self._parsed(text)
         except (ConfigurationError, InvalidRequestError) as error:
             if str(error) != self._fault:
                 self._fault = str(error)
@@ -106,8 +112,15 @@ class PolicySource:
                 logger.exception("%s is not used, the policy stays as it was", self._path)
             return None
         self._text, self._fault = text, ""
-        self.policy, self.origin = policy, str(self._path)
+        self._put(policy, settings, origin=str(self._path))
         return policy
+
+    def _parsed(self, text: str) -> tuple[ScalingPolicy, ScalerSettings]:
+        policy = ScalingPolicy.parse(text)
+        return policy, completed(self._own, policy.provider, present=self.settings)
+
+    def _put(self, policy: ScalingPolicy, settings: ScalerSettings, *, origin: str) -> None:
+        self.policy, self.settings, self.origin = policy, settings, origin
 
     def _digest(self) -> str:
         return hashlib.sha256(self._text.encode()).hexdigest()

@@ -144,7 +144,9 @@ def _refined(
     limit = math.log1p(BOUND) / max(1, len(steps))
     for step in steps:
         times = step.times
-        exchange_s = _exchange_s(step, profile.num_layers, profile.attention_bytes_per_s)
+        exchange_s = (
+            _exchange_s(step, profile.num_layers, profile.attention_bytes_per_s) if knows_bytes else 0.0
+        )
         profile = replace(
             profile,
             projection_s=moved_curve(profile.projection_s, times.rows, times.projection_s, limit=limit),
@@ -152,8 +154,8 @@ def _refined(
                 profile.post_attention_s, times.rows, times.post_attention_s, limit=limit
             ),
             step_overhead_s=moved_curve(profile.step_overhead_s, times.rows, times.overhead_s, limit=limit),
-            exchange_s=moved(max(_LEAST_S, profile.exchange_s), exchange_s, limit=limit)
-            if knows_bytes
+            exchange_s=moved_curve(profile.exchange_s, times.rows, exchange_s, limit=limit)
+            if exchange_s > 0
             else profile.exchange_s,
         )
     return profile
@@ -164,23 +166,28 @@ def _begun(
 ) -> PerformanceProfile:
     bytes_per_s = median(scans)
 
-    def curve(seconds: Callable[[StepTimes], float]) -> Curve:
+    def curve(seconds: Callable[[StepSample], float], *, least_s: float = 0.0) -> Curve:
         by_rows: dict[int, list[float]] = {}
         for step in steps:
-            by_rows.setdefault(step.times.rows, []).append(max(0.0, seconds(step.times)))
+            if seconds(step) >= least_s:
+                by_rows.setdefault(step.times.rows, []).append(seconds(step))
+        if not by_rows:
+            return Curve(((1.0, 0.0),))
         rows = sorted(by_rows)
         rising = accumulate((median(by_rows[row]) for row in rows), max)
         return Curve(tuple(zip(map(float, rows), rising, strict=True)))
 
-    exchanges = [_exchange_s(step, geometry.num_layers, bytes_per_s) for step in steps]
+    def exchange_s(step: StepSample) -> float:
+        return _exchange_s(step, geometry.num_layers, bytes_per_s)
+
     return PerformanceProfile(
         model_id=geometry.model_id,
         hardware="as measured while serving",
         num_layers=geometry.num_layers,
-        projection_s=curve(lambda times: times.projection_s),
-        post_attention_s=curve(lambda times: times.post_attention_s),
-        step_overhead_s=curve(lambda times: times.overhead_s),
-        exchange_s=median([seconds for seconds in exchanges if seconds > 0] or [0.0]),
+        projection_s=curve(lambda step: step.times.projection_s),
+        post_attention_s=curve(lambda step: step.times.post_attention_s),
+        step_overhead_s=curve(lambda step: step.times.overhead_s),
+        exchange_s=curve(exchange_s, least_s=_LEAST_S),
         attention_bytes_per_s=bytes_per_s,
         # The operations tell it: scaler.sizing keeps a running estimate of its own.
         prewarm_s=0.0,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernelflume.scaler.actors import Actors, Scaling
     from kernelflume.scaler.book import OperationBook
     from kernelflume.scaler.metrics import ScalerMetrics
+    from kernelflume.scaler.operation_records import OperationRecords
 
     OnEnd = Callable[[Operation, bool], None]
 
@@ -28,7 +29,10 @@ logger = logging.getLogger(__name__)
 class OperationRunner:
     """The only writer of the operation book, and the ``Progress`` of the operation that runs."""
 
-    def __init__(self, actors: Actors, book: OperationBook, metrics: ScalerMetrics) -> None:
+    def __init__(
+        self, actors: Actors, book: OperationBook, metrics: ScalerMetrics, records: OperationRecords
+    ) -> None:
+        self._records = records
         self._actors = actors
         self._book = book
         self._metrics = metrics
@@ -37,12 +41,13 @@ class OperationRunner:
         self._work: asyncio.Task[None] | None = None
         self._may_publish = asyncio.Event()
 
-    def begin(
+    async def begin(
         self,
         operation: Operation,
         *,
         deadline_s: float,
         deadline_covers_drain: bool,
+        held_before: str,
         on_end: OnEnd,
     ) -> Operation:
         """Start an operation, while none is running.
@@ -51,10 +56,17 @@ class OperationRunner:
             operation: in its first phase.
             deadline_s: bound of launching and prewarming.
             deadline_covers_drain: bound draining too.
+            held_before: number of nodes that a person held before; empty for none. It holds again should this
+                scaler not see the operation through.
             on_end: called with the ended operation, and whether it gave up because the pool changed under it.
                 Not called for one that had nothing to do.
+
+        Raises:
+            UnavailableError: the store cannot be reached; nothing was begun.
+            ConflictError: another scaler leads.
         """
         actors = self._actors
+        await self._records.begin(operation, held_before=held_before)
         logger.info(
             "operation %s begins: %s -> %s attention nodes",
             operation.operation_id,
@@ -111,6 +123,7 @@ class OperationRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._traces.abandon()
+        await self._records.close()
 
     def advance(self, event: OperationEvent) -> None:
         """Move the running operation to its next phase."""
@@ -168,6 +181,7 @@ class OperationRunner:
 
     def _put(self, operation: Operation) -> None:
         self._book.put(operation)
+        self._records.follow(operation)
         self._traces.follow(operation)
         if operation.result is not None:
             self._metrics.operation_ended(operation.result)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.runtime.yamltext import parse_mapping
+from kernelflume.scaler.providers.settings import ProviderSection
 
 _MOST_NODES = 4096
 """More attention nodes than any pool has: a number beyond it is a slip, and would exhaust the machine."""
@@ -71,6 +72,9 @@ class ScalingPolicy(BaseModel):
     manual_hold_s: _Amount = 0.0
     """Automatic scaling resumes this long after a manual target; 0 waits for ResumeAutomaticScaling."""
 
+    provider: ProviderSection = ProviderSection()
+    """Where nodes come from, as far as the scaler's own settings are not to say. No decision reads it."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.minimum_nodes > self.maximum_nodes:
@@ -94,6 +98,12 @@ class ScalingPolicy(BaseModel):
         affordable = self.maximum_cost_per_hour / self.node_cost_per_hour + 1e-9  # infinite for a tiny price
         return self.maximum_nodes if affordable >= self.maximum_nodes else math.floor(affordable)
 
+    def fault_of(self, number: int) -> str:
+        """Return what is wrong with a number of active nodes, or '' if it is within the bounds."""
+        if self.minimum_nodes <= number <= self.most_nodes:
+            return ""
+        return f"must be from {self.minimum_nodes} to {self.most_nodes}, not {number}"
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the YAML form.
@@ -109,8 +119,10 @@ class ScalingPolicy(BaseModel):
             raise InvalidRequestError(f"policy: {_words(error)}", parameter="policy") from error
 
     def to_yaml(self) -> str:
-        """Return the form that ``parse`` reads back."""
-        return str(yaml.safe_dump(self.model_dump(), sort_keys=False))
+        """Return the form that ``parse`` reads back; of the provider section, what it gives."""
+        fields = self.model_dump(exclude={"provider"})
+        fields["provider"] = self.provider.model_dump(exclude_unset=True)
+        return str(yaml.safe_dump(fields, sort_keys=False))
 
 
 def _words(error: ValidationError) -> str:

@@ -12,13 +12,14 @@ from kernelflume.scaler.topology import operation_to_proto, read_topology
 from kernelflume.scaler.topology_feed import TopologyFeed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from kernelflume.runtime.clock import Clock
     from kernelflume.scaler.book import OperationBook
     from kernelflume.scaler.controller import Controller
     from kernelflume.scaler.leader import Leadership
     from kernelflume.scaler.policy_source import PolicySource
+    from kernelflume.scaler.scaling_policy import ScalingPolicy
     from kernelflume.store.base import RoutingStore
 
 
@@ -38,6 +39,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
         leadership: Leadership,
         clock: Clock,
         source: PolicySource,
+        put_in_force: Callable[[ScalingPolicy], None],
         token_bytes: int,
     ) -> None:
         self._controller = controller
@@ -46,6 +48,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
         self._leadership = leadership
         self._clock = clock
         self._source = source
+        self._put_in_force = put_in_force
         self._token_bytes = token_bytes
         self._feed = TopologyFeed(self._topology, clock, max_age_s=_MIN_WATCH_INTERVAL_S / 2)
 
@@ -88,7 +91,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
         """Put another policy in force."""
         self._check_leading()
         policy = await self._source.set(request.yaml, fencing_token=self._leadership.proof)
-        self._controller.set_scaling(policy)
+        self._put_in_force(policy)
         return self._policy()
 
     async def PauseAutomaticScaling(
@@ -123,13 +126,15 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
     ) -> scaler_pb2.Operation:
         """Return an operation as it is now."""
         self._check_leading()
-        return operation_to_proto(self._book.get(request.operation_id), now_s=self._clock.now())
+        operation = await self._controller.find(request.operation_id)
+        return operation_to_proto(operation, now_s=self._clock.now())
 
     async def WatchOperation(
         self, request: scaler_pb2.GetOperationRequest, _context: Any
     ) -> AsyncIterator[scaler_pb2.Operation]:
         """Stream an operation at each change until it is done."""
         self._check_leading()
+        await self._controller.find(request.operation_id)
         async for operation in self._book.watch(request.operation_id):
             yield operation_to_proto(operation, now_s=self._clock.now())
 
@@ -138,6 +143,7 @@ class ScalerAdminServicer(scaler_pb2_grpc.ScalerAdminServicer):
     ) -> scaler_pb2.Operation:
         """Stop an operation; it is rolled back when the answer comes or soon after."""
         self._check_leading()
+        await self._controller.find(request.operation_id)
         operation = self._controller.cancel(request.operation_id)
         return operation_to_proto(operation, now_s=self._clock.now())
 

@@ -10,7 +10,12 @@ from pydantic_settings import SettingsConfigDict
 
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.settings import ByteSize, GeometryJson, ServiceSettings
-from kernelflume.scaler.providers.settings import KubernetesSettings, RaySettings
+from kernelflume.scaler.providers.settings import (
+    MAX_STANDBY_NODES,
+    KubernetesSettings,
+    ProviderKind,
+    RaySettings,
+)
 
 
 class ScalerSettings(ServiceSettings):
@@ -32,8 +37,9 @@ class ScalerSettings(ServiceSettings):
     """Active attention nodes wanted at the start; 0 has as many as the routing table says, or with the static
     provider as many as join."""
     policy_file: Path | None = None
-    """YAML file of the scaling policy (bounds, objective, patience); read again whenever it changes. Without
-    one the number of nodes is a person's to choose, from 1 to 16."""
+    """YAML file of the scaling policy (bounds, objective, patience, provider), read again when it changes.
+    What its provider section gives wins over the settings here. Without one the number of nodes is a person's
+    to choose, from 1 to 16."""
     profile_file: Path | None = None
     """Performance profile of the model, as `kernelflume profile` writes it; an SLO in the policy needs it."""
     operation_deadline_s: float = Field(default=60.0, gt=0)
@@ -55,7 +61,7 @@ class ScalerSettings(ServiceSettings):
     retry_max_s: float = Field(default=60.0, gt=0)
     """Longest such wait."""
 
-    provider: Literal["process", "ray", "kubernetes", "static"] = "process"
+    provider: ProviderKind = "process"
     """Where attention nodes come from: `process` starts them on this machine, `ray` on the machines of a Ray
     cluster, `kubernetes` scales a StatefulSet, `static` adopts those that others start."""
     ray: RaySettings = RaySettings()
@@ -67,7 +73,7 @@ class ScalerSettings(ServiceSettings):
     geometry: GeometryJson = ""
     """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process and ray
     providers pass it on; the topology shows what a token takes."""
-    standby_attention_nodes: int = Field(default=0, ge=0, le=64)
+    standby_attention_nodes: int = Field(default=0, ge=0, le=MAX_STANDBY_NODES)
     """Nodes kept started beside those in use, so that scaling up only has to connect to one; each costs its
     memory. For the process and ray providers."""
     fork_attention_nodes: bool = True
@@ -89,13 +95,21 @@ class ScalerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Check that the settings go together.
+
+        Raises:
+            ValueError: they do not.
+        """
         if self.provider in ("process", "ray") and not self.geometry:
             raise ValueError(f"geometry is required with the {self.provider} provider")
         if self.provider in ("kubernetes", "static") and self.standby_attention_nodes:
             raise ValueError(f"standby-attention-nodes cannot be had with the {self.provider} provider")
         if self.retry_min_s > self.retry_max_s:
             raise ValueError(f"retry-min-s {self.retry_min_s:g} is above retry-max-s {self.retry_max_s:g}")
-        return self
 
     def kv_geometry(self) -> KvGeometry | None:
         """Return the geometry, or None when none is set."""

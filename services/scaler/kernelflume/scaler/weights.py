@@ -17,7 +17,7 @@ from kernelflume.runtime.clock import Deadline
 from kernelflume.scaler.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kernelflume.core.leases import LeaseRecord
     from kernelflume.core.routing import AttentionNodeEntry
@@ -34,7 +34,13 @@ class WeightNodes:
     """Speaks to every living weight node at once; one that dies meanwhile is left out."""
 
     def __init__(
-        self, store: LeaseStore, clock: Clock, *, patience_s: float, channels: Channels = PLAINTEXT
+        self,
+        store: LeaseStore,
+        clock: Clock,
+        *,
+        patience_s: float,
+        on_prepared: Callable[[float, float], None],
+        channels: Channels = PLAINTEXT,
     ) -> None:
         """Make a client without connections.
 
@@ -43,12 +49,14 @@ class WeightNodes:
             clock: for deadlines.
             patience_s: how long a weight node that cannot be reached may keep its lease before it counts as a
                 failure instead of as dead.
+            on_prepared: told how long each path took to connect and to warm.
             channels: how weight nodes are called.
         """
         self._store = store
         self._clock = clock
         self._patience_s = patience_s
         self._channels = channels
+        self._on_prepared = on_prepared
 
     async def prepare(self, entries: Sequence[AttentionNodeEntry], deadline: Deadline) -> None:
         """Make every living weight node connect to each of ``entries`` and warm the path.
@@ -75,10 +83,18 @@ class WeightNodes:
             stub = wnode_pb2_grpc.WeightNodeStub(channel)
             while True:
                 try:
-                    await stub.PrepareEndpoint(request, timeout=deadline.remaining_s)
+                    times = await stub.PrepareEndpoint(request, timeout=deadline.remaining_s)
                 except grpc.aio.AioRpcError as failure:
                     error = error_of(failure)
                 else:
+                    logger.info(
+                        "weight node %s prepared %s: connected in %.3f s, warmed in %.3f s",
+                        weight.name,
+                        entry.name,
+                        times.connect_seconds,
+                        times.warm_seconds,
+                    )
+                    self._on_prepared(times.connect_seconds, times.warm_seconds)
                     return
                 if not await self._is_living(weight):
                     return

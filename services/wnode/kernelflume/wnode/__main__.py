@@ -51,7 +51,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
     geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
-    tls = settings.tls.read()
+    tls = settings.tls.open()
     tracer = open_tracer(settings.tracing, service="wnode", instance=settings.node_id)
     registry = CollectorRegistry()
     engine = EngineClient(

@@ -216,9 +216,14 @@ class Endpoints:
     async def _disconnect(self, address: str, node_name: str) -> None:
         async with self._channels.open(address) as channel:
             try:
-                await anode_pb2_grpc.AttentionNodeStub(channel).Disconnect(
+                reply = await anode_pb2_grpc.AttentionNodeStub(channel).Disconnect(
                     anode_pb2.DisconnectRequest(weight_node=self._weight_node), timeout=2.0
                 )
             except grpc.aio.AioRpcError as error:
                 # It is leaving; if it is gone already, there is nothing to free.
                 logger.info("attention node %s did not answer the good-bye: %s", node_name, error.details())
+            else:
+                if reply.num_sequences_freed:  # no route of ours names it: a free notice was lost
+                    logger.warning(
+                        "attention node %s still held %s sequence(s)", node_name, reply.num_sequences_freed
+                    )

@@ -230,7 +230,6 @@ class EngineReport:
     num_running: int
     num_waiting: int
     num_tokens: int
-    num_free_tokens: int
     num_restarts: int
     prompt_tokens: int
     generation_tokens: int

@@ -114,7 +114,6 @@ class Reporter:
                 num_running=len(scheduler.running),
                 num_waiting=len(scheduler.waiting),
                 num_tokens=sum(sequence.num_computed for sequence in scheduler.running),
-                num_free_tokens=ledger.num_usable_pages * ledger.page_tokens,
                 num_restarts=self._num_restarts,
                 prompt_tokens=self._prompt_tokens,
                 generation_tokens=self._generation_tokens,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from kernelflume.core.names import node_name
@@ -64,7 +63,6 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         """Report load and progress."""
         del request, context
         shell, report = self._shell, self._shell.report
-        is_busy = bool(report and report.num_running)
         return wnode_pb2.WeightNodeLoad(
             num_requests_running=report.num_running if report else 0,
             num_requests_waiting=report.num_waiting if report else 0,
@@ -73,8 +71,6 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             adopted_epoch=shell.adopted_epoch,
             prepared_nodes=shell.endpoints.prepared,
             num_steps=report.num_steps if report else 0,
-            seconds_since_step=time.monotonic() - shell.reported_at if is_busy else 0.0,
-            free_tokens=report.num_free_tokens if report else 0,
             step_times=step_times_to_proto(report.step_times) if report and report.step_times else None,
         )
 

@@ -65,7 +65,6 @@ class Shell:
         self.geometry = geometry
         self.max_model_len = max_model_len
         self.report: EngineReport | None = None
-        self.reported_at = time.monotonic()
         self.adopted_epoch = 0
         self.requests = RequestTable(
             engine.send,
@@ -121,7 +120,6 @@ class Shell:
 
     def _take_report(self, report: EngineReport) -> None:
         self.report = report
-        self.reported_at = time.monotonic()
         self._metrics.take_report(report)
         self._routes.update(
             (sequence.sequence_id, sequence.route)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from kernelflume.scaler.providers.base import Provider
+    from kernelflume.scaler.providers.live import LiveSettings
     from kernelflume.scaler.providers.starting import Starter
     from kernelflume.scaler.settings import ScalerSettings
     from kernelflume.store.base import RoutingStore
@@ -31,45 +31,56 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def make_provider(settings: ScalerSettings, store: RoutingStore) -> Provider:
-    """Make the provider that ``settings`` name.
+def make_provider(live: LiveSettings, store: RoutingStore) -> Provider:
+    """Make the provider that the settings name; it follows those of them that may change.
 
     Raises:
         ConfigurationError: its library is missing, or it cannot work as it is set; the message names
             the setting.
     """
+    settings = live.present
     match settings.provider:
         case "process":
-            processes = ProcessProvider(_starter(settings), log_dir=settings.log_dir)
-            return StandbyProvider(processes, settings.standby_attention_nodes)
+            processes = ProcessProvider(_starter(live), log_dir=settings.log_dir)
+            return _with_standby(processes, live)
         case "ray":
-            return StandbyProvider(_ray(settings, _in_use(store)), settings.standby_attention_nodes)
+            return _with_standby(_ray(live, _in_use(store)), live)
         case "kubernetes":
             return _kubernetes(settings, store)
         case "static":
             return StaticProvider(store)
 
 
-def _starter(settings: ScalerSettings) -> Starter:
-    spawn = SpawnStarter(partial(attention_node_command, settings))
+def _starter(live: LiveSettings) -> Starter:
+    spawn = SpawnStarter(lambda node_id, address: attention_node_command(live.present, node_id, address))
+    settings = live.present
     if not settings.fork_attention_nodes:
         return spawn
     if settings.attention_node_command:
         logger.info("attention nodes are not forked, as attention-node-command says how they are started")
         return spawn
     server = ForkServerProcess(FORK_SERVER_COMMAND, log_path=settings.log_dir / "fork-server.log")
-    return ForkStarter(server, partial(attention_node_arguments, settings), spawn)
+    return ForkStarter(
+        server, lambda node_id, address: attention_node_arguments(live.present, node_id, address), spawn
+    )
 
 
-def _ray(settings: ScalerSettings, in_use: Callable[[], Awaitable[Collection[str]]]) -> Provider:
+def _with_standby(provider: Provider, live: LiveSettings) -> Provider:
+    standby = StandbyProvider(provider, live.present.standby_attention_nodes)
+    live.on_change(lambda settings: standby.set_num_standby(settings.standby_attention_nodes))
+    return standby
+
+
+def _ray(live: LiveSettings, in_use: Callable[[], Awaitable[Collection[str]]]) -> Provider:
     try:
         from kernelflume.scaler.providers.ray.provider import (  # noqa: PLC0415 - optional dependency
             RayProvider,
         )
     except ImportError as error:
         raise ConfigurationError(f"provider: ray needs `pip install 'kernelflume[ray]'`: {error}") from error
-    return RayProvider(
-        partial(ray_node_command, settings),
+    settings = live.present
+    provider = RayProvider(
+        lambda node_id, place: ray_node_command(live.present, node_id, place),
         settings.ray,
         cluster=settings.cluster,
         memory_bytes=settings.attention_node_memory,
@@ -77,6 +88,10 @@ def _ray(settings: ScalerSettings, in_use: Callable[[], Awaitable[Collection[str
         in_use=in_use,
         environment=service_environment("anode"),
     )
+    live.on_change(
+        lambda changed: provider.set_settings(changed.ray, memory_bytes=changed.attention_node_memory)
+    )
+    return provider
 
 
 def _kubernetes(settings: ScalerSettings, store: RoutingStore) -> Provider:

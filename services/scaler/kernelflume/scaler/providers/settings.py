@@ -1,4 +1,4 @@
-"""Settings of the providers that reach beyond this machine, a group for each."""
+"""Settings of providers: a group for each that reaches beyond this machine, and the policy's section."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from kernelflume.runtime.settings import ByteSize  # noqa: TC001 - pydantic reads the annotations
+
 _GROUP = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 _OWN_SETTINGS = {"CPU": "num-cpus", "GPU": "num-gpus", "memory": "the size of its memory"}
+ProviderKind = Literal["process", "ray", "kubernetes", "static"]
+MAX_STANDBY_NODES = 64
 _DNS_LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -83,3 +87,24 @@ class KubernetesSettings(BaseModel):
     """Longest wait for one answer of the API server."""
     poll_interval_s: float = Field(default=1.0, gt=0)
     """How often the pods of launched nodes are looked at."""
+
+
+class ProviderSection(BaseModel):
+    """What the scaling policy says of the provider. A setting that it gives wins over the scaler's own."""
+
+    model_config = _GROUP
+
+    kind: ProviderKind | None = None
+    """Which provider; only read when the scaler starts."""
+    launch_timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """As operation-deadline-s of the scaler, for operations that begin from now on."""
+    standby_nodes: int | None = Field(default=None, ge=0, le=MAX_STANDBY_NODES)
+    """As standby-attention-nodes of the scaler; more are started, and surplus ones ended, at once."""
+    node_memory: ByteSize | None = None
+    """As attention-node-memory of the scaler, for nodes that are started from now on."""
+    node_threads: int | None = Field(default=None, ge=0)
+    """As attention-node-threads of the scaler, for nodes that are started from now on."""
+    ray: RaySettings = RaySettings()
+    """Those of the scaler's ray settings that are given; used with the ray provider."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """Those of the scaler's kubernetes settings that are given; used with the kubernetes provider."""

@@ -33,6 +33,11 @@ class StandbyProvider:
         self._missing = asyncio.Event()
         self._missing.set()
 
+    def set_num_standby(self, num_standby: int) -> None:
+        """Have so many stand by from now on; ``keep`` starts what is missing and ends what is too much."""
+        self._num_standby = num_standby
+        self._missing.set()
+
     @property
     def adopts(self) -> bool:
         """False: it starts nodes, as the provider behind it does."""
@@ -52,11 +57,12 @@ class StandbyProvider:
         """Ids of the nodes that stand by, the oldest first."""
         return tuple(self._standby)
 
-    async def keep(self, taken: Callable[[], Awaitable[Collection[str]]]) -> None:
-        """Start a node for each one that is missing, until cancelled.
+    async def keep(self, taken: Callable[[], Awaitable[Collection[str]]], *, grace_s: float) -> None:
+        """Start a node for each one that is missing, and end each that is too much, until cancelled.
 
         Args:
             taken: returns the ids that a new node must not have.
+            grace_s: time that a node gets to end by itself.
         """
         while True:
             await self._missing.wait()
@@ -64,6 +70,10 @@ class StandbyProvider:
             try:
                 while len(self._standby) < self._num_standby:
                     self._standby.append(await self._provider.launch({*await taken(), *self._standby}))
+                while len(self._standby) > self._num_standby:
+                    node_id = self._standby.pop()
+                    logger.info("attention node %s need not stand by any more", node_id)
+                    await self._provider.terminate(node_id, grace_s=grace_s)
             except KernelFlumeError as error:
                 logger.warning("a standby attention node could not be started: %s", error)
             except Exception:

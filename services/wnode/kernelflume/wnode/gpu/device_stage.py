@@ -1,4 +1,4 @@
-"""The device path: kernels of the step's own graph exchange with the attention nodes (docs/adr/0010)."""
+"""The device path: kernels of the step's own graph exchange with the attention nodes (docs/adr/0011)."""
 
 from __future__ import annotations
 

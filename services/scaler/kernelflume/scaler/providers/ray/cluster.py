@@ -50,6 +50,10 @@ class RayCluster:
         self._thread = CallThread("ray")
         self._has_joined = False
 
+    def set_settings(self, settings: RayActorSettings) -> None:
+        """Go on with these; where the cluster is must be as before."""
+        self._settings = settings
+
     async def join(self) -> None:
         """Become a driver of the cluster; may be tried again.
 

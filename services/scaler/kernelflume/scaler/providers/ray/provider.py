@@ -67,6 +67,12 @@ class RayProvider:
         self._connecting: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
+    def set_settings(self, settings: RaySettings, *, memory_bytes: int) -> None:
+        """Ask Ray for this from the next node on. Cluster and lifetime must be as before."""
+        self._settings = settings
+        self._demands = settings.demands(memory_bytes=memory_bytes)
+        self._cluster.set_settings(settings)
+
     @property
     def adopts(self) -> bool:
         """False: each node is started here."""
