@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernelflume.core.profile import Curve
@@ -24,6 +24,7 @@ def curves(draw: st.DrawFn) -> Curve:
 
 
 @given(curves(), st.lists(st.tuples(rows, st.floats(0.0, 1e6)), max_size=60))
+@example(Curve(((1.0, 1e-6),)), [(2, 4e-97), (1, 1.0)])
 def test_a_curve_stays_a_rising_curve_of_few_points(curve: Curve, seen: list[tuple[int, float]]) -> None:
     for at, seconds in seen:
         curve = moved_curve(curve, at, seconds, limit=LIMIT)

@@ -110,9 +110,10 @@ def moved(present: float, seen: float, *, limit: float) -> float:
 def moved_curve(curve: Curve, rows: float, seen_s: float, *, limit: float) -> Curve:
     """Return a curve that has moved towards ``seen_s`` at ``rows``, and less so at points further away."""
     rows = float(rows)
-    present = max(_LEAST_S, curve.at(rows))
+    # All from the same least figure: else one that is lifted to it would pass a later one that is not.
+    points = {x: max(_LEAST_S, y) for x, y in (*curve.points, (rows, curve.at(rows)))}
+    present = points[rows]
     at_rows = moved(present, seen_s, limit=limit)
-    points = {**dict(curve.points), rows: present}
     scaled = {x: y * (at_rows / present) ** _nearness(x, rows) for x, y in points.items()}
     # More rows never take less time.
     after, before = sorted(x for x in points if x >= rows), sorted(x for x in points if x <= rows)
