@@ -24,7 +24,8 @@ class HeldNumber:
         self._store = store
         self._table = table
         self.text = ""
-        """As it is in the store."""
+        """The number, where the store has a usable one."""
+        self._stored = ""
 
     async def recall(self) -> None:
         """Read what an earlier scaler kept.
@@ -35,8 +36,9 @@ class HeldNumber:
         text = await self._store.read_setting(_NAME) or ""
         if text and not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
             logger.warning("the number of nodes kept in the store cannot be used: %.50r", text)
-            text = ""
-        self.text = text
+            self.text, self._stored = "", text  # to be written over
+            return
+        self.text = self._stored = text
 
     async def follow(self, state: PolicyState) -> None:
         """Keep the number that holds now, if it has changed.
@@ -50,6 +52,6 @@ class HeldNumber:
 
     async def put(self, text: str) -> None:
         """Keep a number; see ``follow``."""
-        if text != self.text:
+        if text != self._stored:
             await self._store.write_setting(_NAME, text, fencing_token=self._table.fencing_token)
-            self.text = text
+        self.text = self._stored = text
