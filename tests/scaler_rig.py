@@ -66,6 +66,7 @@ class _Node:
         self.server = Server("127.0.0.1:0", [])
         self.address = ""
         self._beating: asyncio.Task[None] | None = None
+        self._one_beat = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -79,14 +80,15 @@ class _Node:
         self._beating = asyncio.create_task(self._beat_on())
 
     async def beat(self) -> None:
-        record = LeaseRecord(
-            kind=self.kind,
-            node_id=self.node_id,
-            incarnation=self.incarnation,
-            address=self.address,
-            load=self.load,
-        )
-        await self.store.renew(record, ttl_s=LEASE_TTL_S)
+        async with self._one_beat:  # one after another: an older load must not come last
+            record = LeaseRecord(
+                kind=self.kind,
+                node_id=self.node_id,
+                incarnation=self.incarnation,
+                address=self.address,
+                load=self.load,
+            )
+            await self.store.renew(record, ttl_s=LEASE_TTL_S)
 
     async def _beat_on(self) -> None:
         while True:
