@@ -105,8 +105,11 @@ async def test_a_store_that_starts_again_empty_costs_no_recomputation(
 async def test_a_frozen_attention_node_is_replaced_and_costs_no_token(stack: Stack) -> None:
     async with under_load(stack):
         [frozen, *_] = await asyncio.to_thread(stack.nodes)
+        words = {process: " ".join(process.cmdline()).split() for process in stack.attention_node_processes()}
         shell = next(
-            process for process in stack.attention_node_processes() if frozen["node_id"] in process.cmdline()
+            process
+            for process, said in words.items()
+            if frozen["node_id"] in said and "kernelflume.anode.worker" not in said
         )
         for process in (shell, *shell.children()):
             process.send_signal(signal.SIGSTOP)
