@@ -50,7 +50,7 @@ async def run(url: str, num_streams: int, num_tokens: int) -> Streams:
 
 
 def operations(log: Path, *, shift: float) -> Iterator[Event]:
-    """Read the operations of a scaler's log, on the clock of ``arrivals``; one under way ends with the log."""
+    """Read a scaler's log, on the clock of ``arrivals``; what is under way ends with the log."""
     begun: dict[str, Event] = {}
     last = 0.0
     for line in log.read_text(encoding="utf-8").splitlines():
