@@ -104,6 +104,36 @@ def test_adopted_node_takes_over_some_tails_at_their_next_token() -> None:
     assert all(spans(sequence) == [("a", 0, 4), ("b", 4, 5)] for sequence in moved)
 
 
+def test_a_second_table_before_the_next_token_takes_nothing_from_a_node_that_joined() -> None:
+    ledger = make_ledger(FakeLink("a"), FakeLink("b"), active=("a",))
+    sequences = [make_sequence(4, request_id=str(number)) for number in range(4)]
+    for number, sequence in enumerate(sequences):
+        sequence.sequence_id = number + 1
+        ledger.rebalance(sequences[:number])
+        store(ledger, sequence, 4)
+    known = frozenset({"a", "b"})
+    ledger.adopt(AdoptedTable(2, ("a", "b"), known))
+    assert ledger.rebalance(sequences) == 2
+    ledger.adopt(AdoptedTable(3, ("a", "b"), known, {"a": 1000, "b": 1000}))
+    assert ledger.rebalance(sequences) == 0
+    for sequence in sequences:
+        store(ledger, sequence, 1)
+    assert [sequence.route.tail_node_id for sequence in sequences].count("b") == 2
+
+
+def test_a_node_that_is_resumed_before_the_next_token_keeps_its_tail() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b")), make_sequence(4)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 4)
+    known = frozenset({"a", "b"})
+    ledger.adopt(AdoptedTable(2, ("b",), known))
+    assert ledger.rebalance([sequence]) == 1
+    ledger.adopt(AdoptedTable(3, ("a",), known))
+    ledger.rebalance([sequence])
+    store(ledger, sequence, 2)
+    assert spans(sequence) == [("a", 0, 6)]
+
+
 def test_draining_node_keeps_its_ranges_and_gets_no_token_more() -> None:
     ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b")), make_sequence(4)
     sequence.sequence_id = 1

@@ -55,7 +55,11 @@ class Ledger:
         self.table = table
 
     def rebalance(self, sequences: Iterable[Sequence]) -> int:
-        """Decide which tails move at their next token, now that the table changed; return how many."""
+        """Decide which tails move at their next token, now that the table changed; return how many.
+
+        Moves that an earlier table led to and that no token has carried out yet stay: two tables may come
+        between two steps, and a node is only new in the first.
+        """
         usable = frozenset(
             node_id for node_id in self.table.active if self.links.of_node(node_id) is not None
         )
@@ -65,9 +69,19 @@ class Ledger:
             for sequence in sequences
             if sequence.route.tail_node_id is not None
         }
+        pending = {
+            sequence_id: move
+            for sequence_id, move in self._moves.items()
+            if sequence_id in tails and move.node_id in usable
+        }
+        planned = tails | {sequence_id: move.node_id for sequence_id, move in pending.items()}
         self.begin_step(())
-        moves = rebalance(self._rooms(), tails, joined=joined)
-        self._moves = {move.sequence_id: move for move in moves}
+        moves = rebalance(self._rooms(), planned, joined=joined)
+        self._moves = {
+            sequence_id: move
+            for sequence_id, move in (pending | {move.sequence_id: move for move in moves}).items()
+            if move.node_id != tails[sequence_id]  # its node came back before the tail had left it
+        }
         return len(moves)
 
     def begin_step(self, sequences: Iterable[Sequence]) -> None:
