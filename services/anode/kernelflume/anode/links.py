@@ -113,7 +113,7 @@ def prepare_link(
     geometry: KvGeometry,
     transport: Transport,
     device: torch.device,
-    open_device_link: Callable[[DeviceLanes], DeviceLink] | None = None,
+    open_device_link: Callable[[DeviceLanes], DeviceLink | None] | None = None,
 ) -> Link:
     """Allocate and register lanes, connect, and prepare every write. May run beside the step loop.
 

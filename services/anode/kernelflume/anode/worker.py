@@ -75,7 +75,7 @@ class Worker:
         waiter: Waiter,
         pool: KvPool,
         clock: Clock,
-        open_device_link: Callable[[DeviceLanes], DeviceLink] | None = None,
+        open_device_link: Callable[[DeviceLanes], DeviceLink | None] | None = None,
     ) -> None:
         self._open_device_link = open_device_link
         self._control = control

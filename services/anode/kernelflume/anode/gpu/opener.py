@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernelflume.anode.gpu.device_pages import DevicePages
+from kernelflume.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,9 @@ _NEEDED = {"flashinfer": "flashinfer-python", "cuda.bindings": "cuda-bindings", 
 _FORMATS = ("bfloat16", "float16")
 
 
-def device_link_opener(pool: KvPool, transport: NixlTransport) -> Callable[[DeviceLanes], DeviceLink] | None:
+def device_link_opener(
+    pool: KvPool, transport: NixlTransport
+) -> Callable[[DeviceLanes], DeviceLink | None] | None:
     """Return what makes such lanes for a weight node, or None where the posted path serves alone."""
     pages = pool.storage
     if not isinstance(pages, DevicePages):
@@ -36,7 +39,14 @@ def device_link_opener(pool: KvPool, transport: NixlTransport) -> Callable[[Devi
         return None
     from kernelflume.anode.gpu.device_link import DeviceLink  # noqa: PLC0415 - needs what was looked for above
 
-    return lambda offer: DeviceLink(offer, pages, transport)
+    def open_link(offer: DeviceLanes) -> DeviceLink | None:
+        try:
+            return DeviceLink(offer, pages, transport)
+        except ConfigurationError as error:  # no compiler here, say: the posted path needs none
+            logger.warning("no device path: %s", error)
+            return None
+
+    return open_link
 
 
 def _is_installed(module: str) -> bool:
