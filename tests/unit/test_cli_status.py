@@ -50,7 +50,7 @@ def test_a_manual_pool_says_how_to_go_on() -> None:
     message.operation.Clear()
     line = shown(message).splitlines()[1]
     assert line.startswith("scaling: manual, ")
-    assert "`kernelflume policy resume` lets an automatic policy choose" in line
+    assert "where the policy is automatic, `kernelflume policy resume` lets it choose again" in line
 
 
 def test_an_empty_cluster_is_shown_too() -> None:

@@ -45,7 +45,9 @@ def follow(
             on_change=lambda state: typer.echo(state.phase, err=True),
         )
     if not operation.result:
-        typer.echo(f"{operation_id}: {operation.phase}")
+        typer.echo(
+            f"operation {operation_id} is {operation.phase}; `kernelflume status` shows how it goes on"
+        )
         return
     typer.echo(outcome(operation))
     if operation.result != _SUCCEEDED:

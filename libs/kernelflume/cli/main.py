@@ -41,7 +41,11 @@ app = typer.Typer(
 )
 
 
-@app.command(name="status")
+# What `kernelflume --help` lists is one line a command, in this order.
+app.command(short_help="Run the whole stack on this machine.")(serve)
+
+
+@app.command(name="status", short_help="Show nodes, occupancy, sequences and decisions.")
 @with_channels
 def show_status(
     *,
@@ -58,15 +62,14 @@ def show_status(
         output_console().print(status.render(topology))
 
 
-app.command()(serve)
-app.command()(profile)
-app.command()(scale)
-app.command()(drain)
-app.command()(top)
+app.command(short_help="Watch nodes, occupancy and decisions live.")(top)
+app.command(short_help="Add or drain nodes until there are so many.")(scale)
+app.command(short_help="Drain the nodes that are named.")(drain)
 app.add_typer(policy_commands, name="policy")
+app.command(short_help="Measure a model for the scaling policy.")(profile)
 
 
-@app.command()
+@app.command(short_help="Print a model's head geometry, for --geometry.")
 def geometry(
     model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")],
     *,

@@ -76,7 +76,9 @@ MODEL_HELP = "A Hugging Face folder, a .gguf file, or `smollm2`."
 
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(help="Format of weights and of keys and values; auto is float32 on a CPU."),
+    typer.Option(
+        help="Format of weights and of keys and values; auto is float32: name bfloat16 or float16 for GPUs."
+    ),
 ]
 
 

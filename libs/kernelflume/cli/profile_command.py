@@ -28,7 +28,10 @@ def profile(
     *,
     output: Annotated[
         Path,
-        typer.Option(help="File that gets the profile, for the scaler's --profile-file.", dir_okay=False),
+        typer.Option(
+            help="File that gets the profile, for `serve --profile` and the scaler's --profile-file.",
+            dir_okay=False,
+        ),
     ] = Path("profile.json"),
     rows: Annotated[
         Any,
@@ -38,7 +41,7 @@ def profile(
             help="Rows of the steps. [default: 1,2,4,8,16,32; quick 1,4,16]",
         ),
     ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Measure as little as says anything.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer points: faster, less exact.")] = False,
     attention_nodes: Annotated[
         int, typer.Option(min=1, help="Attention nodes that will share the cores, as with serve.")
     ] = 2,

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 _AUTOMATIC = "automatic"
 _ORIGINS = {"person": " by a person", "policy": " by the policy"}
+_UPKEEP = ("target", "adopt")
+"""Causes of operations that the scaler begins with or without an automatic policy."""
 
 
 def mode_line(topology: scaler_pb2.Topology) -> str:
     """Return who chooses the number of nodes, what follows from that, and how to change it."""
     if topology.scaling_mode != _AUTOMATIC:
         return (
-            "scaling: manual, the number of nodes stays as `kernelflume scale` set it; "
-            "`kernelflume policy resume` lets an automatic policy choose"
+            "scaling: manual, the number of nodes stays as it is until a person changes it; where the policy "
+            "is automatic, `kernelflume policy resume` lets it choose again"
         )
     if topology.pool_fill_seconds:
         return (
@@ -35,7 +37,7 @@ def operation_line(operation: scaler_pb2.Operation) -> str:
     """Return whose operation it is and why, its nodes, and how long each phase took; '' for none."""
     if not operation.operation_id:
         return ""
-    by = _ORIGINS.get(operation.origin, "")
+    by = " by the scaler" if operation.cause in _UPKEEP else _ORIGINS.get(operation.origin, "")
     cause = f" ({operation.cause})" if operation.cause else ""
     nodes = f", {' '.join(operation.node_ids)}" if operation.node_ids else ""
     change = f"{operation.initial_attention_nodes} -> {operation.target_attention_nodes}"

@@ -167,7 +167,8 @@ def serve(
     machines reach it: keep that network to yourself.
 
     A setting of a service that has no flag here is given by its environment variable, such as
-    KERNELFLUME_WNODE_MAX_NUM_SEQS; `kernelflume wnode --help` lists them.
+    KERNELFLUME_WNODE_MAX_NUM_SEQS; `kernelflume wnode --help` lists them. KERNELFLUME_WNODE_DEVICE=cuda:0 and
+    KERNELFLUME_ANODE_DEVICE=cuda:1 put the nodes on GPUs; name the --dtype then.
     """
     with errors_as_exit():
         tls = tls_settings(

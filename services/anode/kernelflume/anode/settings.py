@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import SettingsConfigDict
 
@@ -37,7 +39,7 @@ class AttentionNodeSettings(ServiceSettings):
     advertise_host: str = ""
     """Host that others reach this node at, where it is not the one it listens on."""
     memory: ByteSize = 512 * 1024**2
-    """Size of the KV pool. Lanes and scratch come on top, a few dozen MiB for each weight node."""
+    """Size of the KV pool, like 2GiB. Lanes and scratch come on top: some dozen MiB for each weight node."""
     geometry: GeometryJson = Field(min_length=1)
     """Shape of the model's keys and values as a JSON object: model_id, model_revision, num_layers,
     num_query_heads, num_kv_heads, head_dim, dtype, kv_dtype."""
@@ -46,11 +48,12 @@ class AttentionNodeSettings(ServiceSettings):
     threads: int = Field(default=0, ge=0)
     """Threads of the attention kernel; 0 takes half of the cores, as a weight node usually runs beside."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where the KV pool lies and is attended to; the weight nodes need the same kind."""
-    kernel: str = Field(default="auto", pattern="^(auto|torch|flashinfer)$")
+    """Where the KV pool lies and is attended to: `cpu`, `cuda`, or `cuda:N` for one of several GPUs; the
+    weight nodes need the same kind."""
+    kernel: Literal["auto", "torch", "flashinfer"] = "auto"
     """Attention kernel; auto takes the best that runs here: on a GPU FlashInfer, if it is installed and knows
     the number format."""
-    transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
+    transport_error_handling: Literal["peer", "none"] = "peer"
     """`peer` notices a dead weight node at the next post; `none` is faster on one host, where a dead process
     is noticed by its closed doorbell; of a dead host only its lease tells. All nodes need the same."""
     lease_ttl_s: float = Field(default=6.0, gt=0)

@@ -69,7 +69,7 @@ class ScalerSettings(ServiceSettings):
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Which StatefulSet is scaled (kubernetes provider)."""
     attention_node_memory: ByteSize = 512 * 1024**2
-    """Size of each node's KV pool (process and ray providers)."""
+    """Size of each node's KV pool, like 2GiB (process and ray providers)."""
     geometry: GeometryJson = ""
     """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process and ray
     providers pass it on; the topology shows what a token takes."""

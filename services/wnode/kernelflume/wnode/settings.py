@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -21,16 +23,16 @@ class WeightNodeSettings(ServiceSettings):
     """Hugging Face folder, .gguf file, or `smollm2`."""
     served_model_id: str = ""
     """Model name in the handshake with attention nodes; the name of the model's folder by default."""
-    dtype: str = Field(default="auto", pattern="^(auto|float32|bfloat16|float16)$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Format of weights and activations; auto is float32 on a CPU, where others are slower, and the
     checkpoint's own on a GPU."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where the model lies and is computed."""
-    data_path: str = Field(default="auto", pattern="^(auto|device|host)$")
+    """Where the model lies and is computed: `cpu`, `cuda`, or `cuda:N` for one of several GPUs."""
+    data_path: Literal["auto", "device", "host"] = "auto"
     """How decode steps reach attention nodes on GPUs. `device`: kernels of one captured graph exchange by
     themselves; it needs peer access and kernelflume[gpu]. `host`: this process posts every write. auto takes
     the former where it is possible."""
-    query_first: str = Field(default="local", pattern="^(off|paper|local)$")
+    query_first: Literal["off", "paper", "local"] = "local"
     """On the device path, when queries leave and who attends to a row's own key. `local`: queries first, own
     key on the weight node; `paper`: queries first, the tail's node waits for the key; `off`: all together."""
     microbatches: int = Field(default=1, ge=1, le=4)
@@ -56,8 +58,8 @@ class WeightNodeSettings(ServiceSettings):
     """Threads of the model's kernels; 0 takes all cores."""
     threads_beside_attention: int = Field(default=0, ge=0)
     """Threads of the model's kernels while attention nodes compute, where those share this machine's cores;
-    0 takes as many as ``threads``."""
-    transport_error_handling: str = Field(default="peer", pattern="^(peer|none)$")
+    0 takes as many as `threads`."""
+    transport_error_handling: Literal["peer", "none"] = "peer"
     """`peer` notices a dead attention node at the next post; `none` is faster on one host, where a dead
     process is noticed by its closed doorbell; of a dead host only deadlines tell. All nodes need the same."""
     exchange_timeout_s: float = Field(default=20.0, gt=0)
