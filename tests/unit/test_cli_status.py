@@ -53,6 +53,19 @@ def test_a_manual_pool_says_how_to_go_on() -> None:
     assert "where the policy is automatic, `kernelflume policy resume` lets it choose again" in line
 
 
+def test_nodes_of_a_scaler_without_a_geometry_are_shown_in_tokens() -> None:
+    message = topology()
+    for node in message.attention_nodes:
+        node.kv_bytes_per_token = 0
+    assert " 512 tokens 2048 tokens 25.0 " in shown(message)
+
+
+def test_the_first_nodes_are_no_work_of_a_policy() -> None:
+    message = topology()
+    message.operation.cause = "target"
+    assert "operation horizon-1f by the scaler (target): 1 -> 3 attention nodes" in shown(message)
+
+
 def test_an_empty_cluster_is_shown_too() -> None:
     assert "epoch 0: 0 of 0 attention nodes active" in shown(scaler_pb2.Topology())
 

@@ -10,9 +10,9 @@ from rich.text import Text
 from kernelflume.cli.scaling_view import decision_table, mode_line, operation_line
 from kernelflume.cli.tables import (
     fill_time,
+    kv_size,
     node_state,
     percent,
-    size,
     step_time,
     table,
     threshold_percent,
@@ -89,8 +89,8 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
         rows.add_row(
             node.node_id,
             node_state(node),
-            size(node.used_tokens * node.kv_bytes_per_token),
-            size(node.capacity_tokens * node.kv_bytes_per_token),
+            kv_size(node.used_tokens, node.kv_bytes_per_token),
+            kv_size(node.capacity_tokens, node.kv_bytes_per_token),
             percent(node.used_tokens, node.capacity_tokens),
             threshold_percent(node),
             str(node.num_tails),

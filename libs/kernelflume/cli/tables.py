@@ -47,6 +47,11 @@ def size(num_bytes: int) -> str:
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{num_bytes} B"
 
 
+def kv_size(num_tokens: int, bytes_per_token: int) -> str:
+    """Return the size of tokens' keys and values; a scaler without a geometry knows their number alone."""
+    return size(num_tokens * bytes_per_token) if bytes_per_token or not num_tokens else f"{num_tokens} tokens"
+
+
 def percent(part: int, whole: int) -> str:
     """Return a share in percent, or a dash where there is no whole."""
     return f"{100 * part / whole:.1f}" if whole else UNKNOWN

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kernelflume.cli.scaling_view import decision_table, mode_line, operation_line
 from kernelflume.cli.status import headline
-from kernelflume.cli.tables import fill_time, node_state, percent, size, step_time, table
+from kernelflume.cli.tables import fill_time, kv_size, node_state, percent, step_time, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
             node_state(node),
             occupancy_bar(node),
             percent(node.used_tokens, node.capacity_tokens),
-            size(node.used_tokens * node.kv_bytes_per_token),
+            kv_size(node.used_tokens, node.kv_bytes_per_token),
             str(node.num_tails),
             fill_time(node),
         )

@@ -152,7 +152,7 @@ class Controller:
         """
         if not self.scaling.automatic:
             raise LifecycleError(
-                "the scaling policy is not automatic: set one with `automatic: true` first "
+                "the scaling policy is not automatic: set `automatic: true` first "
                 "(kernelflume policy set FILE, or the scaler's policy file)"
             )
         self._policy_state = replace(self._seen_state(), manual_since_s=None)

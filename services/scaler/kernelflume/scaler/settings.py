@@ -72,7 +72,7 @@ class ScalerSettings(ServiceSettings):
     """Size of each node's KV pool, like 2GiB (process and ray providers)."""
     geometry: GeometryJson = ""
     """Shape of the model's keys and values as a JSON object (core.geometry.KvGeometry). The process and ray
-    providers pass it on; the topology shows what a token takes."""
+    providers pass it on; the topology shows what a token takes, without it only numbers of tokens."""
     standby_attention_nodes: int = Field(default=0, ge=0, le=MAX_STANDBY_NODES)
     """Nodes kept started beside those in use, so that scaling up only has to connect to one; each costs its
     memory. For the process and ray providers."""
