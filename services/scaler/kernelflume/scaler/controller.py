@@ -108,7 +108,7 @@ class Controller:
         self._beginning = asyncio.Lock()
         self._wake = asyncio.Event()
         self._upkeep = Upkeep(actors, book, metrics, self._wake.set)
-        self._succession = Succession(actors, book, self._records, self._held, self._upkeep)
+        self._succession = Succession(actors, book, self._records, self._held)
 
     @property
     def target(self) -> int | None:
