@@ -59,7 +59,7 @@ class OperationRecord:
 
 
 class OperationRecords:
-    """Writes and reads the records. One event loop; the runner and the controller use it."""
+    """Writes and reads the records. One event loop; the runner and the succession use it."""
 
     def __init__(
         self,
