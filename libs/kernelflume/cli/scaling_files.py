@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.figures import is_number, is_whole
 from kernelflume.runtime.settings import parse_size
 from kernelflume.runtime.smallfile import read_small_file
 from kernelflume.runtime.yamltext import parse_mapping
@@ -138,13 +139,13 @@ class _Section:
         value = self.fields.get(name)
         if value is None and (self.prefix or name not in self.fields):
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_whole(value) or value < least:
             raise self._fault(name, f"must be a number from {least}, not {value!r}")
         return value
 
     def price(self, name: str) -> float:
         value = self.fields.get(name, 0.0)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        if not is_number(value) or not 0 <= value < math.inf:
             raise self._fault(name, f"must be a number from 0, not {value!r}")
         return float(value)
 
