@@ -5,33 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.table_entries import entry
 
 from kernelflume.core.errors import InvalidRequestError, LifecycleError, NotFoundError
-from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
+from kernelflume.core.routing import NodeState, RoutingSnapshot
 from kernelflume.scaler.operation import Operation, OperationEvent, Origin
 from kernelflume.scaler.requests import check_request, num_left_without
-
-
-def table(*states: NodeState) -> RoutingSnapshot:
-    nodes = tuple(
-        AttentionNodeEntry(
-            node_id=f"a-{number}",
-            incarnation="0",
-            address="h:1",
-            state=state,
-            capacity_tokens=10,
-            threshold_tokens=10,
-        )
-        for number, state in enumerate(states, 1)
-    )
-    return RoutingSnapshot(epoch=3, nodes=nodes)
 
 
 def drain_of(node_id: str, origin: Origin) -> Operation:
     return Operation.begin("down", target=1, initial=2, now_s=0.0, origin=origin).with_nodes(node_id)
 
 
-TABLE = table(NodeState.ACTIVE, NodeState.ACTIVE, NodeState.DRAINING)
+TABLE = RoutingSnapshot(epoch=3, nodes=(entry("a-1"), entry("a-2"), entry("a-3", NodeState.DRAINING)))
 
 
 @pytest.mark.parametrize("operation_id", ["", "x" * 201, "a\nb"])
