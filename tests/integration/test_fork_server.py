@@ -159,8 +159,8 @@ async def test_a_server_that_cannot_start_is_told_and_nodes_are_spawned_instead(
     broken = make("broken")
     with pytest.raises(KernelFlumeError, match="no such library"):
         await broken.fork("live")
-    spawn = SpawnStarter(lambda node_id, address: [sys.executable, "-c", "raise SystemExit(7)"])
-    starter = ForkStarter(broken.server, lambda node_id, address: ["live"], spawn)
+    spawn = SpawnStarter(lambda _: [sys.executable, "-c", "raise SystemExit(7)"])
+    starter = ForkStarter(broken.server, lambda _: ["live"], spawn)
     provider = ProcessProvider(starter, log_dir=tmp_path)
     node_id = await provider.launch(())
 

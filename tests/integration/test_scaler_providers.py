@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def processes(command: Command, log_dir: Path) -> ProcessProvider:
-    return ProcessProvider(SpawnStarter(lambda node_id, address: command(node_id)), log_dir=log_dir)
+    return ProcessProvider(SpawnStarter(command), log_dir=log_dir)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_processes_end_with_the_scaler_however_it_ends(tmp_path: Path) -> None:
         from kernelflume.scaler.providers.starting import SpawnStarter
 
         async def main():
-            starter = SpawnStarter(lambda n, a: {SLEEPER("a-1")!r})
+            starter = SpawnStarter(lambda _: {SLEEPER("a-1")!r})
             provider = ProcessProvider(starter, log_dir=Path({str(tmp_path)!r}))
             await provider.launch(())
             print(provider._children["a-1"].process.pid, flush=True)

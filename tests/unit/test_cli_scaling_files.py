@@ -11,26 +11,17 @@ from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 
 
-def number(tmp_path: Path, text: str, asked: int | None = None) -> int:
-    file = tmp_path / "policy.yaml"
-    file.write_text(text)
-    return scaling_files.first_number(asked, scaling_files.read_facts(file))
-
-
 def facts(tmp_path: Path, text: str) -> scaling_files.PolicyFacts:
     file = tmp_path / "policy.yaml"
     file.write_text(text)
-    found = scaling_files.read_facts(file)
-    assert found is not None
-    return found
+    return scaling_files.read_facts(file)
 
 
-def test_a_stack_begins_with_what_was_asked_for_or_the_policy_s_minimum(tmp_path: Path) -> None:
-    assert scaling_files.first_number(None, None) == scaling_files.DEFAULT_ATTENTION_NODES
-    assert scaling_files.first_number(5, None) == 5
-    assert number(tmp_path, "minimum_nodes: 3") == 3
-    assert number(tmp_path, "minimum_nodes: 3", 4) == 4
-    assert number(tmp_path, "") == number(tmp_path, "gamma: 0.5") == 1
+NO_POLICY = scaling_files.read_facts(None)
+
+
+def test_without_a_policy_a_stack_has_its_own_number_and_does_not_grow() -> None:
+    assert (NO_POLICY.minimum_nodes, NO_POLICY.most_nodes) == (scaling_files.DEFAULT_ATTENTION_NODES, 0)
 
 
 def test_what_is_not_named_is_as_the_scaler_has_it(tmp_path: Path) -> None:
@@ -45,6 +36,7 @@ def test_what_is_not_named_is_as_the_scaler_has_it(tmp_path: Path) -> None:
         "{minimum_nodes: 2, maximum_nodes: 7}",
         "{node_cost_per_hour: 0.1, maximum_cost_per_hour: 0.3}",
         "{maximum_nodes: 2, node_cost_per_hour: 1, maximum_cost_per_hour: 9.5}",
+        "{node_cost_per_hour: 1.0e-300, maximum_cost_per_hour: 1.0e+300}",
     ],
 )
 def test_the_policy_may_grow_as_far_as_the_scaler_says(text: str, tmp_path: Path) -> None:
@@ -60,7 +52,7 @@ def test_the_provider_section_is_read(tmp_path: Path) -> None:
 
 
 def test_the_policy_s_provider_is_the_stack_s(tmp_path: Path) -> None:
-    assert scaling_files.chosen_provider(None, None) == "process"
+    assert scaling_files.chosen_provider(None, NO_POLICY) == "process"
     assert scaling_files.chosen_provider("ray", facts(tmp_path, "")) == "ray"
     ray = facts(tmp_path, "provider: {kind: ray}")
     assert scaling_files.chosen_provider(None, ray) == scaling_files.chosen_provider("ray", ray) == "ray"
@@ -86,7 +78,7 @@ def test_the_policy_s_provider_is_the_stack_s(tmp_path: Path) -> None:
 )
 def test_a_policy_that_is_none_is_refused(text: str, fault: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"^--scaling-policy: .*{fault}"):
-        number(tmp_path, text)
+        facts(tmp_path, text)
 
 
 def test_a_path_is_made_absolute_and_a_folder_is_refused(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.table_entries import entry
 
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
-from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
+from kernelflume.core.routing import NodeState, RoutingSnapshot
 from kernelflume.scaler.observe import Observation
 from kernelflume.scaler.operation import Operation
 from kernelflume.scaler.policy import (
@@ -21,6 +22,9 @@ from kernelflume.scaler.policy import (
 )
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 
+if TYPE_CHECKING:
+    from kernelflume.core.routing import AttentionNodeEntry
+
 ACTIVE = NodeState.ACTIVE
 SETTINGS = PolicySettings(
     scaling=ScalingPolicy(automatic=False, maximum_nodes=4),
@@ -29,12 +33,6 @@ SETTINGS = PolicySettings(
     retry_max_s=5.0,
 )
 NOTHING = Decision()
-
-
-def entry(node_id: str, state: NodeState = ACTIVE) -> AttentionNodeEntry:
-    return AttentionNodeEntry(
-        node_id=node_id, incarnation="0", address="h:1", state=state, capacity_tokens=9, threshold_tokens=9
-    )
 
 
 def lease(node_id: str, *, incarnation: str = "0", used_tokens: int = 0) -> LeaseRecord:

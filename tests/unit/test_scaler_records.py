@@ -6,9 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.table_entries import entry
 
 from kernelflume.core.errors import ConflictError
-from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
+from kernelflume.core.routing import NodeState, RoutingSnapshot
 from kernelflume.runtime.clock import ManualClock
 from kernelflume.scaler.leader import Leadership
 from kernelflume.scaler.operation import Operation, OperationEvent, Phase, Result
@@ -38,18 +39,8 @@ def operation(events: Sequence[OperationEvent], *, initial: int = 1, nodes: Sequ
 
 
 def table(**states: NodeState) -> RoutingSnapshot:
-    nodes = tuple(
-        AttentionNodeEntry(
-            node_id=name.replace("_", "-"),
-            incarnation="0",
-            address="h:1",
-            state=state,
-            capacity_tokens=10,
-            threshold_tokens=10,
-        )
-        for name, state in states.items()
-    )
-    return RoutingSnapshot(epoch=3, nodes=nodes)
+    nodes = (entry(name.replace("_", "-"), state) for name, state in states.items())
+    return RoutingSnapshot(epoch=3, nodes=tuple(nodes))
 
 
 def end_of(found: Operation, snapshot: RoutingSnapshot) -> Operation:

@@ -101,7 +101,7 @@ def test_a_node_is_started_with_all_it_needs() -> None:
         "none",
         "--attention-node-args=--page-tokens=32",
     )
-    command = attention_node_command(settings, "a-7", "127.0.0.1:0")
+    command = attention_node_command(settings, "a-7")
     assert command[:3] == [sys.executable, "-m", "kernelflume.anode"]
     assert command[-1] == "--page-tokens=32"
     assert "--exit-with-parent" in command
@@ -123,7 +123,7 @@ def test_the_node_chooses_its_threads_unless_told_and_may_run_in_a_wrapper() -> 
     settings = parse(
         *GEOMETRY_FLAGS, "--attention-node-command", "numactl", "--attention-node-command", "node"
     )
-    command = attention_node_command(settings, "a-1", "h:0")
+    command = attention_node_command(settings, "a-1")
     assert command[:3] == ["numactl", "node", "--node-id"]
     assert "--threads" not in command
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tests.table_entries import entry
+
 from kernelflume.core.leases import LeaseRecord, NodeKind
-from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
+from kernelflume.core.routing import NodeState, RoutingSnapshot
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.scaler.leader import Leadership
 from kernelflume.scaler.table import Table
@@ -15,14 +17,7 @@ from kernelflume.store.memory import MemoryServer, MemoryStore
 if TYPE_CHECKING:
     import pytest
 
-ENTRY = AttentionNodeEntry(
-    node_id="a-1",
-    incarnation="0",
-    address="h:1",
-    state=NodeState.PREWARMING,
-    capacity_tokens=9,
-    threshold_tokens=9,
-)
+ENTRY = entry("a-1", NodeState.PREWARMING)
 
 
 class SlowStore(MemoryStore):

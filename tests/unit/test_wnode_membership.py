@@ -6,7 +6,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
-from kernelflume.core.routing import AttentionNodeEntry, NodeState, RoutingSnapshot
+from tests.table_entries import entry
+
+from kernelflume.core.routing import RoutingSnapshot
 from kernelflume.store.memory import MemoryServer, MemoryStore
 from kernelflume.wnode.membership import MembershipFollower
 from kernelflume.wnode.messages import Adopt
@@ -28,15 +30,7 @@ class PreparedEndpoints:
 
 
 def table(epoch: int) -> RoutingSnapshot:
-    node = AttentionNodeEntry(
-        node_id="a-1",
-        incarnation="x",
-        address="here:1",
-        state=NodeState.ACTIVE,
-        capacity_tokens=64,
-        threshold_tokens=64,
-    )
-    return RoutingSnapshot(epoch=epoch, nodes=(node,))
+    return RoutingSnapshot(epoch=epoch, nodes=(entry("a-1"),))
 
 
 class Swapped(MemoryStore):

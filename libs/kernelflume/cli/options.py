@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from kernelflume.core.figures import is_number
+
 DEFAULT_SCALER = "127.0.0.1:8100"
 
 MAX_COUNT = 2**32 - 1
@@ -35,13 +37,9 @@ def amounts(text: str) -> str:
         found = json.loads(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no JSON: {error}") from error
-    if not isinstance(found, dict) or not all(map(_is_amount, found.values())):
+    if not isinstance(found, dict) or not all(is_number(amount) and amount > 0 for amount in found.values()):
         raise typer.BadParameter(f'{text!r} is no JSON object like {{"name": 1}}')
     return text
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def host_and_port(value: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.figures import is_number, is_whole
 from kernelflume.runtime.settings import parse_size
 from kernelflume.runtime.smallfile import read_small_file
 from kernelflume.runtime.yamltext import parse_mapping
@@ -45,12 +46,16 @@ def readable(flag: str, path: Path | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyFacts:
-    """What a stack must know of its scaling policy before anything starts; the scaler reads the rest."""
+    """What a stack must know of its scaling policy before anything starts; the scaler reads the rest.
 
-    path: Path
-    minimum_nodes: int = DEFAULT_MINIMUM_NODES
-    most_nodes: int = DEFAULT_MAXIMUM_NODES
-    """What the policy may grow to, its cost considered."""
+    The defaults are those of a stack without a policy.
+    """
+
+    path: Path | None = None
+    minimum_nodes: int = DEFAULT_ATTENTION_NODES
+    """What a stack begins with where no number was asked for."""
+    most_nodes: int = 0
+    """What the policy may grow to, its cost considered; 0 without one."""
     num_standby: int = 0
     node_memory_bytes: int | None = None
     """Given in place of --attention-node-memory."""
@@ -60,14 +65,14 @@ class PolicyFacts:
     ray_address: str | None = None
 
 
-def read_facts(path: Path | None) -> PolicyFacts | None:
-    """Read a policy file, as far as a stack needs it; None without one.
+def read_facts(path: Path | None) -> PolicyFacts:
+    """Read a policy file, if there is one, as far as a stack needs it.
 
     Raises:
         ConfigurationError: it is no YAML mapping, or a setting that is needed here is out of range.
     """
     if path is None:
-        return None
+        return PolicyFacts()
     try:
         fields = parse_mapping(read_small_file(path))
     except ConfigurationError as error:
@@ -77,7 +82,7 @@ def read_facts(path: Path | None) -> PolicyFacts | None:
     most = policy.number("maximum_nodes", DEFAULT_MAXIMUM_NODES, least=1)
     budget, price = policy.price("maximum_cost_per_hour"), policy.price("node_cost_per_hour")
     if budget and price:
-        most = min(most, math.floor(budget / price + 1e-9))
+        most = math.floor(min(most, budget / price + 1e-9))  # infinite for a tiny price
     provider = policy.section("provider")
     return PolicyFacts(
         path=path,
@@ -91,21 +96,14 @@ def read_facts(path: Path | None) -> PolicyFacts | None:
     )
 
 
-def first_number(attention_nodes: int | None, facts: PolicyFacts | None) -> int:
-    """Return how many attention nodes a stack begins with: as asked for, else the policy's minimum."""
-    if attention_nodes is not None:
-        return attention_nodes
-    return DEFAULT_ATTENTION_NODES if facts is None else facts.minimum_nodes
-
-
-def chosen_provider(asked: str | None, facts: PolicyFacts | None) -> str:
+def chosen_provider(asked: str | None, facts: PolicyFacts) -> str:
     """Return where attention nodes run: as asked for, else as the policy says.
 
     Raises:
         ConfigurationError: the two differ, or a stack cannot start with the policy's.
     """
-    given = facts.provider if facts is not None else None
-    if facts is None or given is None:
+    given = facts.provider
+    if given is None:
         return asked or PROVIDERS[0]
     if given not in PROVIDERS:
         raise ConfigurationError(
@@ -138,13 +136,13 @@ class _Section:
         value = self.fields.get(name)
         if value is None and (self.prefix or name not in self.fields):
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_whole(value) or value < least:
             raise self._fault(name, f"must be a number from {least}, not {value!r}")
         return value
 
     def price(self, name: str) -> float:
         value = self.fields.get(name, 0.0)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        if not is_number(value) or not 0 <= value < math.inf:
             raise self._fault(name, f"must be a number from 0, not {value!r}")
         return float(value)
 

@@ -20,7 +20,6 @@ from kernelflume.cli.scaling_files import (
     POLICY_FLAG,
     PROFILE_FLAG,
     chosen_provider,
-    first_number,
     read_facts,
     readable,
 )
@@ -183,22 +182,16 @@ def serve(
         profile_file = readable(PROFILE_FLAG, profile)
         facts = read_facts(policy_file)
         provider = chosen_provider(provider_asked, facts)
-    policy: dict[str, Any] = {}
-    if facts is not None:
-        policy = {
-            "most_attention_nodes": facts.most_nodes,
-            "num_standby": facts.num_standby,
-            "attention_node_threads": facts.node_threads,
-        }
-        attention_node_memory = facts.node_memory_bytes or attention_node_memory
-        ray_address = facts.ray_address or ray_address
     options = StackOptions(
         model=model,
         served_model_names=tuple(served_model_name or ()),
-        num_attention_nodes=first_number(attention_nodes, facts),
+        num_attention_nodes=facts.minimum_nodes if attention_nodes is None else attention_nodes,
         policy_file=policy_file,
         profile_file=profile_file,
-        attention_node_memory_bytes=attention_node_memory,
+        most_attention_nodes=facts.most_nodes,
+        num_standby=facts.num_standby,
+        attention_node_threads=facts.node_threads,
+        attention_node_memory_bytes=facts.node_memory_bytes or attention_node_memory,
         host=host,
         port=port,
         scaler_port=scaler_port,
@@ -213,12 +206,11 @@ def serve(
         common_flags=(*tls.flags(), *tracing.flags()),
         admin_token_file=token_file,
         provider=provider,
-        ray_address=ray_address,
+        ray_address=facts.ray_address or ray_address,
         node_host=node_host if provider == "ray" else LOCALHOST,
         weight_node_provider=weight_node_provider,
         weight_node_cpus=weight_node_cpus,
         weight_node_resources=weight_node_resources,
-        **policy,
     )
     # Reading checkpoints needs libraries that no other command does.
     from kernelflume.cli.prepare import growth_warnings, prepare  # noqa: PLC0415

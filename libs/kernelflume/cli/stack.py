@@ -144,44 +144,15 @@ def plan_stack(
         *("--redis-url", redis_url, "--cluster", options.cluster, "--log-level", options.log_level),
         *options.common_flags,
     )
-    token = ("--admin-token-file", str(options.admin_token_file)) if options.admin_token_file else ()
     transport = ("--transport-error-handling", options.transport_error_handling)
-    scaling = (
-        *(("--policy-file", str(options.policy_file)) if options.policy_file else ()),
-        *(("--profile-file", str(options.profile_file)) if options.profile_file else ()),
-    )
     lengths = ("--max-model-len", str(options.max_model_len)) if options.max_model_len else ()
-    scaler_address = f"{LOCALHOST}:{options.scaler_port}"
-    provider = ("--ray.address", options.ray_address) if options.provider == "ray" else ()
-
     redis = PartSpec(
         name="redis",
         title="routing-table store",
         command=tuple(embedded_redis),
         probes=((Probe.STORE, redis_url),),
     )
-    scaler = PartSpec(
-        name="scaler",
-        title=f"scaler and {_count(options.num_attention_nodes, 'attention node')}",
-        command=_service(
-            "scaler",
-            *("--address", scaler_address),
-            *("--provider", options.provider),
-            *provider,
-            *("--attention-nodes", str(options.num_attention_nodes)),
-            *("--attention-node-memory", str(options.attention_node_memory_bytes)),
-            *("--attention-node-threads", str(threads.attention_node)),
-            *("--geometry", json.dumps(geometry.to_dict())),
-            *("--log-dir", str(options.log_dir)),
-            *token,
-            *scaling,
-            *transport,
-            *common,
-        ),
-        probes=((Probe.GRPC, scaler_address), (Probe.TOPOLOGY, scaler_address)),
-        # It ends its attention nodes first, and where they run on Ray leaves the cluster.
-        stop_grace_s=10.0 if options.provider == "process" else 20.0,
-    )
+    scaler = _scaler(options, geometry=geometry, threads=threads, flags=(*transport, *common))
     model = (
         *("--served-model-id", geometry.model_id),
         *("--dtype", geometry.dtype),
@@ -224,6 +195,34 @@ def plan_stack(
     # What answers clients ends first and the store last; attention nodes outlive the node that uses them.
     services = (scaler, weight_node, router)
     return (services,) if options.redis_url else ((redis,), services)
+
+
+def _scaler(
+    options: StackOptions, *, geometry: KvGeometry, threads: ThreadBudget, flags: Sequence[str]
+) -> PartSpec:
+    address = f"{LOCALHOST}:{options.scaler_port}"
+    return PartSpec(
+        name="scaler",
+        title=f"scaler and {_count(options.num_attention_nodes, 'attention node')}",
+        command=_service(
+            "scaler",
+            *("--address", address),
+            *("--provider", options.provider),
+            *(("--ray.address", options.ray_address) if options.provider == "ray" else ()),
+            *("--attention-nodes", str(options.num_attention_nodes)),
+            *("--attention-node-memory", str(options.attention_node_memory_bytes)),
+            *("--attention-node-threads", str(threads.attention_node)),
+            *("--geometry", json.dumps(geometry.to_dict())),
+            *("--log-dir", str(options.log_dir)),
+            *(("--admin-token-file", str(options.admin_token_file)) if options.admin_token_file else ()),
+            *(("--policy-file", str(options.policy_file)) if options.policy_file else ()),
+            *(("--profile-file", str(options.profile_file)) if options.profile_file else ()),
+            *flags,
+        ),
+        probes=((Probe.GRPC, address), (Probe.TOPOLOGY, address)),
+        # It ends its attention nodes first, and where they run on Ray leaves the cluster.
+        stop_grace_s=10.0 if options.provider == "process" else 20.0,
+    )
 
 
 def _local_weight_node(

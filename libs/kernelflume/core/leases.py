@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Self, TypeGuard
 
+from kernelflume.core.figures import is_number, is_whole
 from kernelflume.core.names import node_name
 from kernelflume.core.profile import StepTimes
 
@@ -119,18 +120,14 @@ def _can_be(name: str, value: object) -> bool:
     if name == "decode_step_s":
         return _is_time(value) and (value == 0 or value >= _LEAST_STEP_S)
     if name == "scan_bytes_per_s":
-        return _is_number(value) and 0 <= value <= _MOST_SCAN
+        return is_number(value) and 0 <= value <= _MOST_SCAN
     return _is_count(value, _MOST_TOKENS if name in _LARGE_COUNTS else _MOST_COUNT)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_time(value: object) -> TypeGuard[float]:
     # NaN is in no range.
-    return _is_number(value) and 0 <= value <= _MOST_S
+    return is_number(value) and 0 <= value <= _MOST_S
 
 
 def _is_count(value: object, most: int = _MOST_COUNT) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+    return is_whole(value) and 0 <= value <= most

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.figures import is_number, is_whole
 
 SCHEMA_VERSION = 2
 """History: 1 = curves over rows, attention bandwidth and exchange time, prewarm time; 2 = the exchange time
@@ -20,14 +21,13 @@ _ONE_EXCHANGE_TIME = 1
 """The last schema with a number in place of that curve."""
 _CURVES = ("projection_s", "post_attention_s", "step_overhead_s", "exchange_s")
 
-
 _MOST = 1e15
 """More seconds or bytes a second than anything has; products of such figures are still numbers."""
 
 
 def _is_figure(value: object) -> bool:
     """Tell whether a value can be a measured one. NaN is in no range."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
+    return is_number(value) and 0 <= value <= _MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class PerformanceProfile:
         for name in ("model_id", "hardware"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"profile: {name} must be text")
-        if not _is_figure(self.num_layers) or not isinstance(self.num_layers, int) or self.num_layers < 1:
+        if not (is_whole(self.num_layers) and 1 <= self.num_layers <= _MOST):
             raise ConfigurationError("profile: num_layers must be a whole number of at least 1")
         for name in ("attention_bytes_per_s", "prewarm_s"):
             value = getattr(self, name)

@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.figures import is_whole
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.tls import TlsSettings
 from kernelflume.runtime.tracing import TracingSettings
@@ -39,7 +40,7 @@ def parse_size(text: str | int) -> int:
     Raises:
         ValueError: the text is no size.
     """
-    if isinstance(text, int) and not isinstance(text, bool):
+    if is_whole(text):
         return text
     match = _SIZE.match(str(text))
     if match is None:

@@ -59,9 +59,7 @@ async def serve(settings: AttentionNodeSettings, launched: LaunchedWorker, stop:
             return
         worker, ready = started
         cleanup.push_async_callback(worker.stop, timeout_s=_STOP_TIMEOUT_S)
-        handshake = Handshake(
-            node_name=name, geometry=settings.kv_geometry, transport=ready.transport
-        )  # fmt: skip
+        handshake = Handshake(node_name=name, geometry=settings.kv_geometry, transport=ready.transport)
         servicer = AttentionNodeServicer(worker, ready, handshake, page_tokens=settings.page_tokens)
         anode_pb2_grpc.add_AttentionNodeServicer_to_server(servicer, server.grpc_server)
         await server.start()

@@ -43,7 +43,7 @@ class Actors:
 
 
 class Progress(Protocol):
-    """Where an operation tells what it has come to; the controller is behind it."""
+    """Where an operation tells what it has come to; the runner is behind it."""
 
     def advance(self, event: OperationEvent) -> None:
         """Move to the next phase."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OperationBook:
-    """All known operations by id; the controller alone writes to it, in one event loop."""
+    """All known operations by id. The runner and the succession write to it, in one event loop."""
 
     def __init__(self, *, max_ended: int) -> None:
         self._operations: dict[str, Operation] = {}  # in order of begin

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 FORK_SERVER_COMMAND = (sys.executable, "-m", "kernelflume.anode.forkserver")
 """Takes the descriptor of its connection; what it forks takes ``attention_node_arguments``."""
+_LOCAL_ADDRESS = "127.0.0.1:0"
+"""Each node picks a free port and tells it with its lease."""
 
 
-def attention_node_command(settings: ScalerSettings, node_id: str, address: str) -> list[str]:
-    """Return how ``node_id`` is started on this machine so that it serves at ``address`` (host:port)."""
-    return [*_program(settings, sys.executable), *attention_node_arguments(settings, node_id, address)]
+def attention_node_command(settings: ScalerSettings, node_id: str) -> list[str]:
+    """Return how ``node_id`` is started on this machine."""
+    return [*_program(settings, sys.executable), *attention_node_arguments(settings, node_id)]
 
 
-def attention_node_arguments(settings: ScalerSettings, node_id: str, address: str) -> list[str]:
+def attention_node_arguments(settings: ScalerSettings, node_id: str) -> list[str]:
     """Return the same without the program."""
     own = ("--threads", str(settings.attention_node_threads)) if settings.attention_node_threads else ()
-    return _arguments(settings, node_id, address, own)
+    return _arguments(settings, node_id, _LOCAL_ADDRESS, own)
 
 
 def ray_node_command(settings: ScalerSettings, node_id: str, place: Place) -> list[str]:

@@ -16,14 +16,15 @@ from kernelflume.core.errors import (
     NotFoundError,
     UnavailableError,
 )
-from kernelflume.core.routing import NodeEvent, NodeState
+from kernelflume.core.routing import NodeState
 from kernelflume.scaler.held_number import HeldNumber
 from kernelflume.scaler.live_profile import KEEP_INTERVAL_S, LiveProfile
 from kernelflume.scaler.observe import observe
-from kernelflume.scaler.operation import Operation, OperationEvent, Origin
+from kernelflume.scaler.operation import Operation, Origin
 from kernelflume.scaler.operation_records import OperationRecords
 from kernelflume.scaler.own_operations import OwnOperations
 from kernelflume.scaler.policy import PolicyState, after_own, decide, is_automatic
+from kernelflume.scaler.requests import check_request, num_left_without
 from kernelflume.scaler.runner import OperationRunner
 from kernelflume.scaler.succession import Succession
 from kernelflume.scaler.upkeep import Upkeep
@@ -40,12 +41,6 @@ if TYPE_CHECKING:
     from kernelflume.scaler.sizing import Sizing
 
 logger = logging.getLogger(__name__)
-
-
-_MAX_ID_CHARS = 200
-"""Ids are logged, and shown on terminals."""
-_MAX_DEADLINE_S = 7 * 24 * 3600.0
-"""Longer than anybody waits for a node, and a time that every clock and call can count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +103,7 @@ class Controller:
         self._beginning = asyncio.Lock()
         self._wake = asyncio.Event()
         self._upkeep = Upkeep(actors, book, metrics, self._wake.set)
-        self._succession = Succession(actors, book, self._records, self._held, self._upkeep)
+        self._succession = Succession(actors, book, self._records, self._held)
 
     @property
     def target(self) -> int | None:
@@ -263,7 +258,7 @@ class Controller:
             LifecycleError: another operation is running.
             UnavailableError: the store cannot be reached.
         """
-        _check(operation_id, deadline_s)
+        check_request(operation_id, deadline_s)
         if fault := self.scaling.fault_of(target):
             raise InvalidRequestError(f"attention_nodes {fault}", parameter="attention_nodes")
         async with self._beginning:
@@ -297,7 +292,7 @@ class Controller:
             AlreadyExistsError: the id belongs to an operation on other nodes.
             UnavailableError: the store cannot be reached.
         """
-        _check(operation_id, deadline_s)
+        check_request(operation_id, deadline_s)
         if not node_ids or len(set(node_ids)) < len(node_ids):
             raise InvalidRequestError("node_ids must name nodes, each once", parameter="node_ids")
         async with self._beginning:
@@ -306,10 +301,10 @@ class Controller:
             if known is not None:
                 return known
             self._book.check_free(beside=Origin.POLICY)
-            await self._check_drain(node_ids)  # the policy does not give way to what cannot be
+            await self._num_left_without(node_ids)  # the policy does not give way to what cannot be
             await self._own.give_way(timeout_s=self._launch_timeout_s)
             self._book.check_free()
-            target = await self._check_drain(node_ids)
+            target = await self._num_left_without(node_ids)
             return await self._begin_for_person(
                 operation_id,
                 target,
@@ -317,27 +312,6 @@ class Controller:
                 deadline_covers_drain=deadline_covers_drain,
                 victims=node_ids,
             )
-
-    async def _check_drain(self, node_ids: tuple[str, ...]) -> int:
-        """Return how many active nodes are left without these, if they can be drained; see ``drain``.
-
-        Nodes that an operation of the policy's own drains count as active: it would be undone.
-        """
-        snapshot = await self._actors.table.read()
-        running = self._book.running
-        if running is not None and running.origin is Origin.POLICY and running.allows(OperationEvent.CANCEL):
-            ours = [node.node_id for node in snapshot.in_state(NodeState.DRAINING)]
-            ours = [node_id for node_id in ours if node_id in running.node_ids]
-            snapshot = snapshot.with_event(NodeEvent.RESUME, *ours) if ours else snapshot
-        snapshot.with_event(NodeEvent.DRAIN, *node_ids)  # raises where that is not possible
-        num_left = len(snapshot.in_state(NodeState.ACTIVE)) - len(node_ids)
-        if num_left < self.scaling.minimum_nodes:
-            raise InvalidRequestError(
-                f"{num_left} active nodes would be left, fewer than the minimum of "
-                f"{self.scaling.minimum_nodes}",
-                parameter="node_ids",
-            )
-        return num_left
 
     async def find(self, operation_id: str) -> Operation:
         """Return an operation of this scaler, or of one before it; the book knows it from then on.
@@ -365,6 +339,12 @@ class Controller:
         """Stop acting. Nodes and table stay as they are."""
         await self._runner.close()
         await self._upkeep.close()
+
+    async def _num_left_without(self, node_ids: tuple[str, ...]) -> int:
+        snapshot = await self._actors.table.read()
+        return num_left_without(
+            snapshot, node_ids, running=self._book.running, minimum=self.scaling.minimum_nodes
+        )
 
     async def _begin_for_person(
         self,
@@ -430,18 +410,3 @@ class Controller:
 def _is_takeover(observation: Observation) -> bool:
     """Tell whether nodes of another scaler serve on: the number at the start was that scaler's to see to."""
     return any(map(observation.is_alive, observation.snapshot.in_state(NodeState.ACTIVE)))
-
-
-def _check(operation_id: str, deadline_s: float) -> None:
-    if not operation_id:
-        raise InvalidRequestError("operation_id must not be empty", parameter="operation_id")
-    if len(operation_id) > _MAX_ID_CHARS or not operation_id.isprintable():
-        raise InvalidRequestError(
-            f"operation_id must be at most {_MAX_ID_CHARS} printable characters", parameter="operation_id"
-        )
-    # Written so that NaN is refused too.
-    if not 0 <= deadline_s <= _MAX_DEADLINE_S:
-        raise InvalidRequestError(
-            f"deadline_seconds must be from 0 to {_MAX_DEADLINE_S:g}, not {deadline_s:g}",
-            parameter="deadline_seconds",
-        )

@@ -18,7 +18,7 @@ _MAX_DIGITS = 6
 
 
 class HeldNumber:
-    """Owner of the setting; an empty text stands for none. Used by the controller alone."""
+    """Owner of the setting; an empty text stands for none. Used by the controller and the succession."""
 
     def __init__(self, store: SettingStore, table: Table) -> None:
         self._store = store

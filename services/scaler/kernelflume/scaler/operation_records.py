@@ -59,7 +59,7 @@ class OperationRecord:
 
 
 class OperationRecords:
-    """Writes and reads the records. One event loop; the runner and the controller use it."""
+    """Writes and reads the records. One event loop; the runner and the succession use it."""
 
     def __init__(
         self,
@@ -174,10 +174,7 @@ class OperationRecords:
             return []
 
     async def _keep(self, name: str, text: str, *, ttl_s: float = TTL_S) -> None:
-        token = self._table.fencing_token
-        if token is None:
-            raise ConflictError(f"this scaler does not lead: {name} is not kept")
-        await self._store.write_setting(name, text, fencing_token=token, ttl_s=ttl_s)
+        await self._store.write_setting(name, text, fencing_token=self._table.fencing_token, ttl_s=ttl_s)
 
     def _dump(self, operation: Operation) -> str:
         fields: dict[str, Any] = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OwnOperations:
-    """Begins and ends what the policy decides on. Used by the controller alone, under its lock."""
+    """Begins and ends what the policy decides on. The controller holds its lock but for ``cancel``."""
 
     def __init__(self, actors: Actors, book: OperationBook, runner: OperationRunner) -> None:
         self._actors = actors

@@ -17,8 +17,6 @@ from kernelflume.scaler.providers.live import completed
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kernelflume.scaler.settings import ScalerSettings
     from kernelflume.store.base import SettingStore
 
@@ -39,8 +37,7 @@ class PolicySource:
         Raises:
             ConfigurationError: it cannot be read, is no policy, or does not go with those settings.
         """
-        path = own.policy_file
-        self._path: Path | None = path
+        path = self._path = own.policy_file
         self._own = own
         self._store = store
         self._text = ""
@@ -100,16 +97,17 @@ class PolicySource:
                 self._fault = ""
                 return None
             policy, settings = self._parsed(text)
-        except (ConfigurationError, InvalidRequestError) as error:
-            if str(error) != self._fault:
-                self._fault = str(error)
-                logger.warning("%s is not used, the policy stays as it was: %s", self._path, error)
-            return None
         except Exception as error:
             # Whoever runs this must not end for a file: attention nodes may be its children.
             if str(error) != self._fault:
                 self._fault = str(error)
-                logger.exception("%s is not used, the policy stays as it was", self._path)
+                expected = isinstance(error, ConfigurationError | InvalidRequestError)
+                logger.warning(
+                    "%s is not used, the policy stays as it was: %s",
+                    self._path,
+                    error,
+                    exc_info=None if expected else error,
+                )
             return None
         self._text, self._fault = text, ""
         self._put(policy, settings, origin=str(self._path))

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class OperationRunner:
-    """The only writer of the operation book, and the ``Progress`` of the operation that runs."""
+    """Writes the operations that it runs to book and records, and is the ``Progress`` of each."""
 
     def __init__(
         self, actors: Actors, book: OperationBook, metrics: ScalerMetrics, records: OperationRecords

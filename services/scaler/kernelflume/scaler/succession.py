@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernelflume.core.routing import NodeState
+from kernelflume.scaler.ending import end_nodes
 from kernelflume.scaler.operation import OperationEvent, Phase
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from kernelflume.scaler.observe import Observation
     from kernelflume.scaler.operation import Operation
     from kernelflume.scaler.operation_records import OperationRecord, OperationRecords
-    from kernelflume.scaler.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +26,12 @@ class Succession:
     """Puts in order what an earlier scaler left, and answers for its operations. The controller uses it."""
 
     def __init__(
-        self,
-        actors: Actors,
-        book: OperationBook,
-        records: OperationRecords,
-        held: HeldNumber,
-        upkeep: Upkeep,
+        self, actors: Actors, book: OperationBook, records: OperationRecords, held: HeldNumber
     ) -> None:
         self._actors = actors
         self._book = book
         self._records = records
         self._held = held
-        self._upkeep = upkeep
 
     async def take_over(self, observation: Observation) -> Operation | None:
         """Read the held number, and end the operation that was under way.
@@ -58,7 +52,9 @@ class Succession:
             self._book.put(operation)
             return None
         logger.warning("operation %s: %s", operation.operation_id, operation.reason or "it was published")
-        await self._upkeep.end_leftovers(leftovers(operation, observation.snapshot))
+        if node_ids := leftovers(operation, observation.snapshot):
+            logger.warning("%s left by an earlier scaler: ended", ", ".join(node_ids))
+            await end_nodes(self._actors, node_ids)
         if operation.rolled_back:
             await self._held.put(record.held_before)
         # The last step: until it is done, whoever leads comes here again.

@@ -66,15 +66,6 @@ class Upkeep:
 
         await self._actors.table.edit(resumed)
 
-    async def end_leftovers(self, node_ids: tuple[str, ...]) -> None:
-        """End nodes that an operation of an earlier scaler launched, and that never came into the table."""
-        actors = self._actors
-        if node_ids:
-            logger.warning("%s left by an earlier scaler: ended", ", ".join(node_ids))
-        await asyncio.gather(
-            *(actors.provider.terminate(node_id, grace_s=actors.terminate_grace_s) for node_id in node_ids)
-        )
-
     async def remove(self, removals: tuple[Removal, ...]) -> None:
         """Take nodes out of the table at once, then end what may be left of them."""
         decided = {(removal.node_id, removal.incarnation, removal.state): removal for removal in removals}

@@ -52,7 +52,7 @@ def make_provider(live: LiveSettings, store: RoutingStore) -> Provider:
 
 
 def _starter(live: LiveSettings) -> Starter:
-    spawn = SpawnStarter(lambda node_id, address: attention_node_command(live.present, node_id, address))
+    spawn = SpawnStarter(lambda node_id: attention_node_command(live.present, node_id))
     settings = live.present
     if not settings.fork_attention_nodes:
         return spawn
@@ -60,9 +60,7 @@ def _starter(live: LiveSettings) -> Starter:
         logger.info("attention nodes are not forked, as attention-node-command says how they are started")
         return spawn
     server = ForkServerProcess(FORK_SERVER_COMMAND, log_path=settings.log_dir / "fork-server.log")
-    return ForkStarter(
-        server, lambda node_id, address: attention_node_arguments(live.present, node_id, address), spawn
-    )
+    return ForkStarter(server, lambda node_id: attention_node_arguments(live.present, node_id), spawn)
 
 
 def _with_standby(provider: Provider, live: LiveSettings) -> Provider:

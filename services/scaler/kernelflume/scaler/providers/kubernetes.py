@@ -40,6 +40,11 @@ class KubernetesProvider:
     are drained from the highest ordinal down, and a pod that nobody uses is taken before one is added.
     """
 
+    adopts = False
+    """A pod is added where none is free."""
+    reuses_ids = True
+    """Ids are the names of pods."""
+
     def __init__(
         self,
         stateful_set: StatefulSet,
@@ -67,16 +72,6 @@ class KubernetesProvider:
         """Nodes that were terminated and not launched again; their pods may be there."""
         self._is_shrink_due = False
         self._poller: asyncio.Task[None] | None = None
-
-    @property
-    def adopts(self) -> bool:
-        """False: a pod is added where none is free."""
-        return False
-
-    @property
-    def reuses_ids(self) -> bool:
-        """True: ids are the names of pods."""
-        return True
 
     def victim_order(self, node_ids: Sequence[str]) -> Sequence[str]:
         """Highest ordinal first: a StatefulSet ends no other."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel
 
 from kernelflume.core.errors import InvalidRequestError
+from kernelflume.scaler.providers.settings import KubernetesSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,14 +26,7 @@ _NAMES = {
 """Settings of the section -> those of the scaler that they stand for."""
 _FIXED = {
     "ray": ("address", "namespace", "lifetime"),
-    "kubernetes": (
-        "namespace",
-        "stateful_set",
-        "kubeconfig",
-        "context",
-        "request_timeout_s",
-        "poll_interval_s",
-    ),
+    "kubernetes": tuple(KubernetesSettings.model_fields),
 }
 """Provider -> settings of its group that say where its nodes are: a running scaler keeps them."""
 

@@ -32,6 +32,11 @@ class _Child:
 class ProcessProvider:
     """Has one process and one log file for each node, all of which end with the scaler."""
 
+    adopts = False
+    """Each node is started here."""
+    reuses_ids = False
+    """Numbers count on."""
+
     def __init__(self, starter: Starter, *, log_dir: Path) -> None:
         """Make a provider without nodes.
 
@@ -43,16 +48,6 @@ class ProcessProvider:
         self._log_dir = log_dir
         self._children: dict[str, _Child] = {}
         self._node_ids = NodeIds()
-
-    @property
-    def adopts(self) -> bool:
-        """False: each node is started here."""
-        return False
-
-    @property
-    def reuses_ids(self) -> bool:
-        """False: numbers count on."""
-        return False
 
     def victim_order(self, node_ids: Sequence[str]) -> None:
         """Any node can be ended."""

@@ -95,7 +95,7 @@ class ProviderSection(BaseModel):
     model_config = _GROUP
 
     kind: ProviderKind | None = None
-    """Which provider; only read when the scaler starts."""
+    """Which provider; a running scaler refuses another one."""
     launch_timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """As operation-deadline-s of the scaler, for operations that begin from now on."""
     standby_nodes: int | None = Field(default=None, ge=0, le=MAX_STANDBY_NODES)

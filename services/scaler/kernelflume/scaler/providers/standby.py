@@ -40,7 +40,7 @@ class StandbyProvider:
 
     @property
     def adopts(self) -> bool:
-        """False: it starts nodes, as the provider behind it does."""
+        """As the provider behind it; see ``Provider.adopts``."""
         return self._provider.adopts
 
     @property

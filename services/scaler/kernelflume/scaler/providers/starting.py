@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ADDRESS = "127.0.0.1:0"
-"""Each node picks a free port and tells it with its lease."""
-
 
 class NodeProcess(Protocol):
     """One running node."""
@@ -65,7 +62,7 @@ class SpawnedNode:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         # Reaps the process, so that it never stays as a zombie.
-        self._exited = asyncio.create_task(self._wait(), name=f"reap {process.pid}")
+        self._exited = asyncio.create_task(process.wait(), name=f"reap {process.pid}")
 
     @property
     def pid(self) -> int:
@@ -87,26 +84,19 @@ class SpawnedNode:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    async def _wait(self) -> int | None:
-        return await self._process.wait()
-
 
 class SpawnStarter:
     """Runs a command for each node; the kernel ends it with this process."""
 
-    def __init__(self, command: Callable[[str, str], list[str]]) -> None:
-        """Make a starter.
-
-        Args:
-            command: node id and address (host:port) -> the command line of that node.
-        """
+    def __init__(self, command: Callable[[str], list[str]]) -> None:
+        """Start a node by ``command``: node id -> the command line of that node."""
         self._command = command
 
     async def start(self, node_id: str, log: IO[bytes]) -> SpawnedNode:
         """Run the command; see ``Starter``."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *tethered(self._command(node_id, ADDRESS)),
+                *tethered(self._command(node_id)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
@@ -123,13 +113,13 @@ class ForkStarter:
     """Has a fork server make each node; spawns the ones that it cannot make, and says so in the log."""
 
     def __init__(
-        self, server: ForkServerProcess, arguments: Callable[[str, str], list[str]], otherwise: SpawnStarter
+        self, server: ForkServerProcess, arguments: Callable[[str], list[str]], otherwise: SpawnStarter
     ) -> None:
         """Make a starter.
 
         Args:
             server: forks nodes; owned by this starter from now on.
-            arguments: node id and address -> the command line of that node, without the program.
+            arguments: node id -> the command line of that node, without the program.
             otherwise: how a node is started while the server cannot.
         """
         self._server = server
@@ -139,7 +129,7 @@ class ForkStarter:
     async def start(self, node_id: str, log: IO[bytes]) -> NodeProcess:
         """Fork, or spawn; see ``Starter``."""
         try:
-            return await self._server.fork(self._arguments(node_id, ADDRESS), log)
+            return await self._server.fork(self._arguments(node_id), log)
         except KernelFlumeError as error:
             logger.warning("attention node %s is started without the fork server, slowly: %s", node_id, error)
             return await self._otherwise.start(node_id, log)

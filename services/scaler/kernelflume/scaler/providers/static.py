@@ -18,18 +18,13 @@ _POLL_INTERVAL_S = 0.1
 class StaticProvider:
     """Adopts nodes whose lease appears; never starts or ends a process."""
 
+    adopts = True
+    """Nodes come by themselves."""
+    reuses_ids = True
+    """Whoever starts nodes names them."""
+
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
-
-    @property
-    def adopts(self) -> bool:
-        """True: nodes come by themselves."""
-        return True
-
-    @property
-    def reuses_ids(self) -> bool:
-        """True: whoever starts nodes names them."""
-        return True
 
     def victim_order(self, node_ids: Sequence[str]) -> None:
         """Any node can be ended."""

@@ -30,6 +30,11 @@ _DEMANDED_BY = "ray.num-cpus, ray.num-gpus, ray.resources and attention-node-mem
 class RayProvider:
     """Starts one actor for each node."""
 
+    adopts = False
+    """Each node is started here."""
+    reuses_ids = False
+    """Numbers count on."""
+
     def __init__(
         self,
         command: Callable[[str, Place], list[str]],
@@ -72,16 +77,6 @@ class RayProvider:
         self._settings = settings
         self._demands = settings.demands(memory_bytes=memory_bytes)
         self._cluster.set_settings(settings)
-
-    @property
-    def adopts(self) -> bool:
-        """False: each node is started here."""
-        return False
-
-    @property
-    def reuses_ids(self) -> bool:
-        """False: numbers count on."""
-        return False
 
     def victim_order(self, node_ids: Sequence[str]) -> None:
         """Any node can be ended."""
