@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -275,3 +276,21 @@ def test_the_policy_s_threads_are_each_attention_node_s() -> None:
     assert divide_threads(8, 2, node_threads=2) == ThreadBudget(
         weight_node=8, weight_node_beside_attention=4, attention_node=2
     )
+
+
+def test_devices_are_passed_on_only_where_they_were_asked_for() -> None:
+    def words(**changes: Any) -> str:
+        stages = plan(replace(OPTIONS, **changes))
+        return " ".join(word for stage in stages for part in stage for word in part.command)
+
+    assert "--device" not in words()
+    assert "--attention-node-devices" not in words()
+    asked = words(device="cuda:0", attention_devices=("cuda:1", "cuda:2"))
+    assert "--device cuda:0" in asked
+    assert '--attention-node-devices ["cuda:1", "cuda:2"]' in asked
+
+
+def test_keys_and_values_on_gpus_are_not_counted_against_host_memory() -> None:
+    on_gpus = replace(OPTIONS, device="cuda", attention_devices=("cuda",))
+    assert OPTIONS.uses_host_memory
+    assert not on_gpus.uses_host_memory

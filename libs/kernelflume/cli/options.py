@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ MAX_COUNT = 2**32 - 1
 """The largest number that a request can carry; how many nodes there may be is the scaler's to say."""
 
 _PORTS_END = 65536
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _MAX_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -29,6 +31,20 @@ def utf8(value: Any) -> Any:
         except UnicodeEncodeError as error:
             raise typer.BadParameter(f"{text!r} is not UTF-8") from error
     return value
+
+
+def device_name(text: str) -> str:
+    """Let a device through that torch would know."""
+    if not _DEVICE.fullmatch(text):
+        raise typer.BadParameter(f"{text!r} is none of cpu, cuda and cuda:N")
+    return text
+
+
+def device_names(text: str) -> str:
+    """Let devices through that are separated by commas; none at all too."""
+    for name in text.split(",") if text else ():
+        device_name(name)
+    return text
 
 
 def amounts(text: str) -> str:
@@ -75,7 +91,7 @@ MODEL_HELP = "A Hugging Face folder, a .gguf file, or `smollm2`."
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(
-        help="Format of weights and of keys and values; auto is float32: name bfloat16 or float16 for GPUs."
+        help="Format of weights and of keys and values; auto is float32 on a CPU, the model's own on a GPU."
     ),
 ]
 

@@ -51,7 +51,7 @@ def prepare(
         ConfigurationError: something cannot be had; the message names the flag.
     """
     options = with_node_host(with_ports(options))
-    if options.is_local:
+    if options.uses_host_memory:
         check_memory(options, available_bytes=psutil.virtual_memory().available)
     make_log_dir(options.log_dir)
     if options.redis_url is not None and (
@@ -171,7 +171,7 @@ def growth_warnings(options: StackOptions, *, available_bytes: int, num_cpus: in
     No reason to refuse: it may never grow so far, and memory may become free.
     """
     most, memory_bytes = options.most_attention_nodes, options.attention_node_memory_bytes
-    if most <= options.num_attention_nodes or not options.is_local:
+    if most <= options.num_attention_nodes or not options.uses_host_memory:
         return ()
     warnings = []
     wanted = (most + options.num_standby) * memory_bytes
@@ -222,15 +222,18 @@ def find_model(model: str, reporter: StartReporter) -> Checkpoint:
     return checkpoint
 
 
-def geometry_of(checkpoint: Checkpoint, dtype: str) -> KvGeometry:
+def geometry_of(checkpoint: Checkpoint, dtype: str, device: str = "cpu") -> KvGeometry:
     """Return what attention nodes are told of a model; keys and values are kept in the model's format."""
-    concrete = concrete_dtype(dtype)
+    concrete = concrete_dtype(checkpoint, dtype, device)
     return checkpoint.geometry(concrete, concrete)
 
 
-def concrete_dtype(dtype: str) -> str:
-    """Return the format that ``auto`` means here, or the one that was named."""
-    return _CPU_DTYPE if dtype == "auto" else dtype
+def concrete_dtype(checkpoint: Checkpoint, dtype: str, device: str) -> str:
+    """Return the format that was named, or what ``auto`` means on a device, as weight nodes have it."""
+    if dtype != "auto":
+        return dtype
+    stored = checkpoint.config.dtype
+    return _CPU_DTYPE if device == "cpu" or stored not in DTYPE_BYTES else stored
 
 
 def plan(
@@ -254,7 +257,7 @@ def plan(
     return plan_stack(
         options,
         checkpoint=checkpoint.path,
-        geometry=geometry_of(checkpoint, options.dtype),
+        geometry=geometry_of(checkpoint, options.dtype, options.device),
         ports=ports,
         threads=divide_threads(
             cpus, num_sharing or options.num_attention_nodes, node_threads=options.attention_node_threads
@@ -265,5 +268,6 @@ def plan(
         if options.redis_url
         else embedded_command(ports.redis, options.log_dir, host=host, password=password),
         redis_password=password,
-        weight_bytes=checkpoint.weights.num_elements * DTYPE_BYTES[concrete_dtype(options.dtype)],
+        weight_bytes=checkpoint.weights.num_elements
+        * DTYPE_BYTES[concrete_dtype(checkpoint, options.dtype, options.device)],
     )

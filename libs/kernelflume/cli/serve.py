@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import MODEL_HELP, Dtype, amounts, state_dir, utf8
+from kernelflume.cli.options import MODEL_HELP, Dtype, amounts, device_name, device_names, state_dir, utf8
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
 from kernelflume.cli.scaling_files import (
@@ -59,6 +59,20 @@ def serve(
         ),
     ] = None,
     dtype: Dtype = "auto",
+    device: Annotated[
+        str,
+        typer.Option(callback=device_name, help="Where the model computes: cpu, cuda or cuda:N."),
+    ] = "cpu",
+    attention_devices: Annotated[
+        str,
+        typer.Option(
+            callback=device_names,
+            metavar="DEVICE,...",
+            help="Where attention nodes keep keys and values, taken in turn by their numbers. "
+            "[default: as --device]",
+            show_default=False,
+        ),
+    ] = "",
     max_model_len: Annotated[
         int | None,
         typer.Option(min=2, help="Longest prompt and answer together, in tokens. [default: the model's]"),
@@ -196,6 +210,8 @@ def serve(
         port=port,
         scaler_port=scaler_port,
         dtype=dtype,
+        device=device,
+        attention_devices=tuple(attention_devices.split(",")) if attention_devices else (device,),
         max_model_len=max_model_len,
         redis_url=redis_url,
         cluster=cluster,

@@ -36,6 +36,10 @@ class Probe(StrEnum):
     """GET /ready answers 200."""
 
 
+CPU = "cpu"
+"""The device of nodes that nobody gives another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
     """What a person asked `kernelflume serve` for."""
@@ -58,6 +62,10 @@ class StackOptions:
     """``peer`` or ``none``; all nodes need the same."""
     log_level: str
     log_dir: Path
+    device: str = CPU
+    """Where the weight node computes: ``cpu``, ``cuda`` or ``cuda:N``."""
+    attention_devices: tuple[str, ...] = (CPU,)
+    """Where attention nodes keep and attend to keys and values, taken in turn."""
     common_flags: tuple[str, ...] = ()
     """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
     admin_token_file: Path | None = None
@@ -83,6 +91,11 @@ class StackOptions:
     """CPUs that a weight node on Ray asks for; also the threads of its kernels."""
     weight_node_resources: str = "{}"
     """Custom resources that a weight node on Ray asks for, as the JSON object that Ray's settings take."""
+
+    @property
+    def uses_host_memory(self) -> bool:
+        """True when keys and values lie in this machine's memory, and not in that of GPUs."""
+        return self.is_local and self.attention_devices == (CPU,)
 
     @property
     def is_local(self) -> bool:
@@ -156,6 +169,7 @@ def plan_stack(
     model = (
         *("--served-model-id", geometry.model_id),
         *("--dtype", geometry.dtype),
+        *(("--device", options.device) if options.device != CPU else ()),
         *("--seed", str(options.seed)),
         *transport,
         *lengths,
@@ -212,6 +226,12 @@ def _scaler(
             *("--attention-nodes", str(options.num_attention_nodes)),
             *("--attention-node-memory", str(options.attention_node_memory_bytes)),
             *("--attention-node-threads", str(threads.attention_node)),
+            # Where nothing was asked for, the environment may still say it.
+            *(
+                ("--attention-node-devices", json.dumps(options.attention_devices))
+                if options.attention_devices != (CPU,)
+                else ()
+            ),
             *("--geometry", json.dumps(geometry.to_dict())),
             *("--log-dir", str(options.log_dir)),
             *(("--admin-token-file", str(options.admin_token_file)) if options.admin_token_file else ()),

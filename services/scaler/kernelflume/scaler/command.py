@@ -29,6 +29,14 @@ def attention_node_arguments(settings: ScalerSettings, node_id: str) -> list[str
     return _arguments(settings, node_id, _LOCAL_ADDRESS, own)
 
 
+def device_of(node_id: str, devices: Sequence[str]) -> str:
+    """Return the device that a node gets in turn, by the number in its id; empty without devices."""
+    if not devices:
+        return ""
+    number = node_id.rpartition("-")[2]
+    return devices[(int(number) - 1) % len(devices)] if number.isdecimal() else devices[0]
+
+
 def ray_node_command(settings: ScalerSettings, node_id: str, place: Place) -> list[str]:
     """Return how ``node_id`` is started on a Ray node, where it serves at an address that others reach.
 
@@ -84,6 +92,7 @@ def _arguments(settings: ScalerSettings, node_id: str, address: str, more: Seque
         "--log-level",
         settings.log_level,
         "--exit-with-parent",
+        *(("--device", device) if (device := device_of(node_id, settings.attention_node_devices)) else ()),
         *more,
         # This service's certificate, or the one of that path on the node's machine; traces go the same way.
         *settings.tls.flags(),

@@ -86,6 +86,9 @@ class ScalerSettings(ServiceSettings):
     """Passed on to each node (process and ray providers); all nodes of a cluster need the same."""
     attention_node_threads: int = Field(default=0, ge=0)
     """Threads of each node's kernels; 0 leaves it to the node, with the ray provider to ray.num-cpus."""
+    attention_node_devices: list[str] = Field(default_factory=list)
+    """Devices of the nodes (process and ray providers), such as `["cuda:1","cuda:2"]`: node a-1 gets the
+    first, a-2 the second, and so on in turn. Empty leaves it to each node's own setting."""
     attention_node_command: list[str] = Field(default_factory=list)
     """Command that runs an attention node (process and ray providers); by default the Python of the machine
     in question with `-m kernelflume.anode`. For wrappers such as numactl."""
