@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from benchmarks.gpu.attention_side import fill_pages, make_pages
 from benchmarks.gpu.device import copy_bandwidth
 from benchmarks.gpu.workload import Workload
+
 from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.page_table import PageTable
