@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from redis import Redis
 
+from kernelflume.scaler.operation_records import MAX_RECORDS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -80,7 +82,11 @@ def take(root: psutil.Process, redis_url: str) -> Census:
         except (psutil.Error, OSError):  # it has just ended
             continue
     with Redis.from_url(redis_url, decode_responses=True) as redis:
-        keys = {key: _size(redis, key) for key in redis.scan_iter()}
+        names = list(redis.scan_iter())
+        # Records of operations end by themselves, and there are never more than so many.
+        records = {key for key in names if ":operation:" in key and redis.pttl(key) > 0}
+        keys = {key: _size(redis, key) for key in names if key not in records}
+        keys["operation records beyond their bound"] = max(0, len(records) - MAX_RECORDS)
     return Census(processes, keys, frozenset(path.name for path in _SHARED_MEMORY.iterdir()))
 
 
