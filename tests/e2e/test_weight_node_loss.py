@@ -58,7 +58,8 @@ class WeightNodeProcess:
         if self.process.poll() is not None:
             raise RuntimeError(f"{self.node_id} ended: {self.log_path.read_text()}")
         try:
-            return bool(self.stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=5).free_tokens)
+            load = self.stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=5)
+            return bool(load.prepared_nodes) and load.adopted_epoch > 0
         except grpc.RpcError:
             return False
 
