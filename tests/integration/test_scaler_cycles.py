@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 NUM_CYCLES = 200
 _MANY_BYTES = 24 * 1024**2
+_POOLED = 4
 
 
 async def cycle(rig: Rig, number: int) -> None:
@@ -31,7 +32,7 @@ async def cycle(rig: Rig, number: int) -> None:
         assert operation.result is Result.SUCCEEDED, operation
 
 
-async def census(rig: Rig, valkey: ValkeyProcess) -> dict[str, object]:
+async def census(rig: Rig, valkey: ValkeyProcess) -> dict[str, Any]:
     """Count what could leak; give what ends by itself a moment."""
     await asyncio.sleep(0.5)
     gc.collect()
@@ -66,6 +67,9 @@ async def test_cycles_leave_nothing(valkey: ValkeyProcess) -> None:
         memory = psutil.Process().memory_info().rss
         for number in range(10, 10 + NUM_CYCLES):
             await cycle(rig, number)
-        assert await census(rig, valkey) == before
+        after = await census(rig, valkey)
+        # The pool of connections grows to the most used at once; a leak would be hundreds.
+        assert after.pop("descriptors") <= before.pop("descriptors") + _POOLED
+        assert after == before
         assert len(await rig.outside.living(NodeKind.ATTENTION)) == 1
         assert psutil.Process().memory_info().rss - memory < _MANY_BYTES

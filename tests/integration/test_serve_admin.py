@@ -90,7 +90,7 @@ def test_the_scaler_s_address_may_come_from_the_environment(scaler: Any) -> None
 
 def test_scale_returns_at_once_unless_told_to_wait(scaler: RecordingScaler) -> None:
     code, out, _ = run(scaler, "scale", "--attention-nodes", "3", "--operation-id", "op", "--deadline", "9")
-    assert (code, out) == (0, "op: launching\n")
+    assert (code, out) == (0, "operation op is launching; `kernelflume status` shows how it goes on\n")
     [request] = scaler.requests
     assert (request.operation_id, request.attention_nodes, request.deadline_seconds) == ("op", 3, 9.0)
 

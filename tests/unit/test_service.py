@@ -155,6 +155,7 @@ def test_incarnations_differ() -> None:
 def test_a_log_line_is_one_json_object_with_its_extra_fields() -> None:
     record = logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": "got %d\nof é", "args": (3,)})
     record.node_id = "a-1"
+    record._library_field = 7
     line = JsonFormatter("sample").format(record)
     assert "\n" not in line
     fields = json.loads(line)

@@ -28,7 +28,12 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {key: value for key, value in vars(record).items() if key not in _PLAIN_FIELDS}
+        # A library's own fields, such as those that Ray gives every record, begin with an underscore.
+        line |= {
+            key: value
+            for key, value in vars(record).items()
+            if key not in _PLAIN_FIELDS and not key.startswith("_")
+        }
         if record.exc_info:
             line["error"] = "".join(traceback.format_exception(*record.exc_info))
         return json.dumps(line, default=str, ensure_ascii=False)
