@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NEEDED = {"triton": "triton", "cuda.bindings": "cuda-bindings", "libucx": "libucx-cu13"}
+_FORMATS = ("bfloat16", "float16")
+"""What FlashInfer attends in."""
 
 
 def make_graph_runner(
@@ -40,7 +42,7 @@ def make_graph_runner(
     if settings.data_path == "host" or (settings.data_path == "auto" and decoder.device.type == "cpu"):
         return None
     try:
-        _check(decoder)
+        _check(decoder, geometry.dtype)
         from kernelflume.wnode.gpu.device_stage import QueryFirst  # noqa: PLC0415 - needs what was looked for
         from kernelflume.wnode.gpu.graph_runner import GraphRunner  # noqa: PLC0415
 
@@ -64,9 +66,13 @@ def make_graph_runner(
         return None
 
 
-def _check(decoder: Decoder) -> None:
+def _check(decoder: Decoder, dtype: str) -> None:
     if decoder.device.type == "cpu":
         raise ConfigurationError("data_path: the device path needs device=cuda")
+    if dtype not in _FORMATS:
+        raise ConfigurationError(
+            f"data_path: attention nodes compute {' or '.join(_FORMATS)} on the device path, not {dtype}"
+        )
     missing = [package for module, package in _NEEDED.items() if not _is_installed(module)]
     if missing:
         raise ConfigurationError(
