@@ -63,12 +63,9 @@ class GpuStack:
 def on_gpus(folder: Path, dtype: str, **environment: str) -> Iterator[GpuStack]:
     port = free_port()
     last = torch.cuda.device_count() - 1
-    settings = {
-        "KERNELFLUME_WNODE_DEVICE": "cuda:0",
-        "KERNELFLUME_ANODE_DEVICE": f"cuda:{last}",
-        "KERNELFLUME_WNODE_METRICS_PORT": str(port),
-    }
-    with serve(folder, "--attention-nodes", "1", "--dtype", dtype, **(settings | environment)) as stack:
+    settings = {"KERNELFLUME_WNODE_METRICS_PORT": str(port)} | environment
+    devices = ("--device", "cuda:0", "--attention-devices", f"cuda:{last}")
+    with serve(folder, "--attention-nodes", "1", "--dtype", dtype, *devices, **settings) as stack:
         yield GpuStack(stack, port)
 
 
