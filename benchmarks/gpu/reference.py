@@ -12,7 +12,7 @@ from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.cuda.exchange import LANE_STATE, ExchangeKernels
-from kernelflume.tensor.device import architecture
+from kernelflume.tensor.device import architecture, stream_handle
 from kernelflume.wnode.gpu.graph import StepGraphs
 from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.program import StepProgram
@@ -57,7 +57,7 @@ class LocalStage:
             layer_bytes=self.pages.layer_bytes,
             first_layer=layer,
             num_layers=1,
-            stream=int(torch.cuda.current_stream().cuda_stream),
+            stream=stream_handle(),
         )
 
     def collect(self, layer: int, num_rows: int) -> None:

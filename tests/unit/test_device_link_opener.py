@@ -22,7 +22,7 @@ OFFER = cast("Any", None)
 
 def opened(monkeypatch: pytest.MonkeyPatch, make: Callable[..., object], dtype: str = "bfloat16") -> Any:
     """Return the opener of a node whose pages lie as on a GPU, with everything installed."""
-    monkeypatch.setattr(opener, "_is_installed", lambda _: True)
+    monkeypatch.setattr(opener, "missing_packages", lambda _: [])
     monkeypatch.setattr(device_link, "DeviceLink", make)
     geometry = dataclasses.replace(GEOMETRY, dtype=dtype, kv_dtype=dtype)
     pages = DevicePages(geometry, page_tokens=4, num_pages=4, device=torch.device("cpu"))

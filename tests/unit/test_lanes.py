@@ -51,3 +51,8 @@ def test_queries_and_keys_may_have_different_formats() -> None:
 def test_a_lane_without_rows_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one row"):
         LaneLayout(GEOMETRY, 0)
+
+
+@pytest.mark.parametrize(("num_rows", "graph_rows"), [(1, 1), (2, 2), (3, 4), (5, 8), (9, 12), (12, 12)])
+def test_a_step_runs_in_the_smallest_graph_that_holds_it(num_rows: int, graph_rows: int) -> None:
+    assert LaneLayout(GEOMETRY, 12).graph_rows(num_rows) == graph_rows

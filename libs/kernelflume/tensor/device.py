@@ -34,6 +34,11 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def stream_handle() -> int:
+    """Return the driver's handle of this thread's current stream, to launch our own kernels on."""
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
 def architecture(device: torch.device) -> str:
     """Return a GPU's architecture as nvcc names it, with the features of that chip alone."""
     major, minor = torch.cuda.get_device_capability(device)

@@ -69,6 +69,11 @@ class LaneLayout:
         """Return the index of the smallest bucket that holds ``num_rows``."""
         return bisect_left(self.buckets, num_rows)
 
+    def graph_rows(self, num_rows: int) -> int:
+        """Return the row count of the smallest captured graph that holds ``num_rows``."""
+        buckets = graph_buckets(self.max_rows)
+        return buckets[bisect_left(buckets, num_rows)]
+
     @property
     def query_region_bytes(self) -> int:
         """Size of the query region."""

@@ -5,7 +5,6 @@ It serves prefill chunks, and decode rows that no captured graph does.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch
 
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.cuda.requirements import FORMATS, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _WORKSPACE_BYTES = 256 << 20
 LSE_UNIT = math.log(2.0)
 """FlashInfer's lse is to base 2."""
-_FLASHINFER_DTYPES = ("bfloat16", "float16")
 
 
 def choose_device_kernel(name: str, pages: DevicePages) -> AttentionKernel:
@@ -35,12 +34,11 @@ def choose_device_kernel(name: str, pages: DevicePages) -> AttentionKernel:
         ConfigurationError: FlashInfer was asked for, and is missing or does not know the dtype.
     """
     dtype = pages.geometry.dtype
-    knows = dtype in _FLASHINFER_DTYPES
-    installed = importlib.util.find_spec("flashinfer") is not None
+    knows = dtype in FORMATS
+    installed = is_installed("flashinfer")
     if name == "flashinfer" and not knows:
         raise ConfigurationError(
-            f"kernel: flashinfer computes in {' or '.join(_FLASHINFER_DTYPES)}, not in {dtype}; "
-            "set kernel=torch"
+            f"kernel: flashinfer computes in {' or '.join(FORMATS)}, not in {dtype}; set kernel=torch"
         )
     if name == "flashinfer" and not installed:
         raise ConfigurationError(

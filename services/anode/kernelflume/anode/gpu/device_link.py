@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.anode.gpu.work import LaneWork
-    from kernelflume.core.regions import MemoryRegion
     from kernelflume.transport.nixl import NixlTransport
 
 WAIT_TIMEOUT_S = 20.0
@@ -67,8 +65,8 @@ class DeviceLink:
                 kernels=self._kernels,
                 lane=lane,
                 pages=pages,
-                out_view=self._local_view(out),
-                lse_view=self._local_view(lse),
+                out_view=transport.local_view(out),
+                lse_view=transport.local_view(lse),
                 status=self._status.address,
                 waits_in_layer=self.files_in_layer,
             )
@@ -143,7 +141,7 @@ class DeviceLink:
                 graphs.begin(parity)
                 lane.upload_step(parity, num_rows=num_rows, slots=slots)
                 if num_rows:
-                    graphs.launch(self._bucket(num_rows), parity, table)
+                    graphs.launch(self.layout.graph_rows(num_rows), parity, table)
                 if len(slots) and not self.files_in_layer:
                     program.file_step(len(slots), slot)
                 graphs.end(parity)
@@ -174,10 +172,3 @@ class DeviceLink:
         for lane in (*self._regions, *self._sources):
             for region in lane:
                 self._transport.deregister(region)
-
-    def _bucket(self, num_rows: int) -> int:
-        buckets = graph_buckets(self.layout.max_rows)
-        return buckets[bisect_left(buckets, num_rows)]
-
-    def _local_view(self, region: MemoryRegion) -> int:
-        return self._transport.local_view(region)

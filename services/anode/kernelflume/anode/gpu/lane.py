@@ -15,6 +15,7 @@ from kernelflume.cuda.exchange import (
     LANE_STATE,
     QUERY_COUNTER_OFFSET,
 )
+from kernelflume.tensor.device import stream_handle
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS
 from kernelflume.transport.memory import settle
 
@@ -123,13 +124,17 @@ class LaneProgram:
 
     def file_step(self, num_rows: int, slot: int) -> None:
         """Wait for an append of all layers and file it."""
-        self.kernels.wait_append(self.lane.state.data_ptr(), index=0, status=self.status, stream=_stream())
+        self.kernels.wait_append(
+            self.lane.state.data_ptr(), index=0, status=self.status, stream=stream_handle()
+        )
         self._file(num_rows, slot, 0, self.lane.layout.geometry.num_layers)
-        self.kernels.advance_lane(self.lane.state.data_ptr(), num_queries=0, num_appends=1, stream=_stream())
+        self.kernels.advance_lane(
+            self.lane.state.data_ptr(), num_queries=0, num_appends=1, stream=stream_handle()
+        )
 
     def attend(self, layer: int, decode: PagedDecode, slot: int) -> None:
         """Answer the queries of one layer."""
-        lane, state, stream, rows = self.lane, self.lane.state.data_ptr(), _stream(), decode.num_rows
+        lane, state, stream, rows = self.lane, self.lane.state.data_ptr(), stream_handle(), decode.num_rows
         self.kernels.wait_queries(state, layer=layer, status=self.status, stream=stream)
         if self.waits_in_layer:
             self.kernels.wait_append(state, index=layer, status=self.status, stream=stream)
@@ -155,7 +160,7 @@ class LaneProgram:
             self.lane.state.data_ptr(),
             num_queries=num_layers,
             num_appends=num_layers if self.waits_in_layer else 0,
-            stream=_stream(),
+            stream=stream_handle(),
         )
 
     def _file(self, num_rows: int, slot: int, first_layer: int, num_layers: int) -> None:
@@ -171,9 +176,5 @@ class LaneProgram:
             layer_bytes=self.pages.layer_bytes,
             first_layer=first_layer,
             num_layers=num_layers,
-            stream=_stream(),
+            stream=stream_handle(),
         )
-
-
-def _stream() -> int:
-    return int(torch.cuda.current_stream().cuda_stream)

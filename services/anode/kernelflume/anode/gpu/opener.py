@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, FORMATS, missing_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NEEDED = {"flashinfer": "flashinfer-python", "cuda.bindings": "cuda-bindings", "libucx": "libucx-cu13"}
-_FORMATS = ("bfloat16", "float16")
+_NEEDED = {"flashinfer": "flashinfer-python", **EXCHANGE_PACKAGES}
 
 
 def device_link_opener(
@@ -30,11 +29,11 @@ def device_link_opener(
     pages = pool.storage
     if not isinstance(pages, DevicePages):
         return None
-    missing = [package for module, package in _NEEDED.items() if not _is_installed(module)]
+    missing = missing_packages(_NEEDED)
     if missing:
         logger.warning("no device path: %s missing; install kernelflume[gpu]", ", ".join(missing))
         return None
-    if pages.geometry.dtype not in _FORMATS:
+    if pages.geometry.dtype not in FORMATS:
         logger.info("no device path: FlashInfer does not compute in %s", pages.geometry.dtype)
         return None
     from kernelflume.anode.gpu.device_link import DeviceLink  # noqa: PLC0415 - needs what was looked for above
@@ -47,10 +46,3 @@ def device_link_opener(
             return None
 
     return open_link
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False

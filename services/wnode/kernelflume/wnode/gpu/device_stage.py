@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernelflume.cuda.exchange import MAX_NODES, RowTables
+from kernelflume.tensor.device import stream_handle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +92,7 @@ class DeviceStage:
             self.query_view,
             num_rows=num_rows,
             arrived=self.arrived[0].data_ptr(),
-            stream=_stream(),
+            stream=stream_handle(),
         )
 
     def dispatch_keys_values(self, layer: int, num_rows: int) -> None:
@@ -110,7 +111,7 @@ class DeviceStage:
             own=self.mode is QueryFirst.LOCAL,
             layer=layer,
             status=self.status,
-            stream=_stream(),
+            stream=stream_handle(),
         )
 
     def end(self, num_rows: int) -> None:
@@ -121,7 +122,7 @@ class DeviceStage:
             self.routes.data_ptr(),
             num_appends=1,
             slot_bytes=self.layout.append_slot_bytes,
-            stream=_stream(),
+            stream=stream_handle(),
         )
 
     def _put_keys_values(self, num_rows: int, first_layer: int, num_layers: int) -> None:
@@ -132,9 +133,5 @@ class DeviceStage:
             first_layer=first_layer,
             num_layers=num_layers,
             arrived=self.arrived[1].data_ptr(),
-            stream=_stream(),
+            stream=stream_handle(),
         )
-
-
-def _stream() -> int:
-    return int(torch.cuda.current_stream().cuda_stream)

@@ -173,16 +173,16 @@ class GraphRunner:
     ) -> list[torch.Tensor]:
         """Enqueue the step; return the lanes' logits."""
         self._upload(parts, routes, links)
-        buckets = self._bucket(max(len(chunks) for chunks in parts))
-        logits = self._graphs.replay((buckets,) * self.num_lanes)
+        rows = self.layout.graph_rows(max(len(chunks) for chunks in parts))
+        logits = self._graphs.replay((rows,) * self.num_lanes)
         for chosen, lane in zip(self._chosen, self._lanes, strict=True):
             chosen.copy_(lane.token_ids, non_blocking=True)
         self._done.record()
         for index, lane_routes in enumerate(routes):
-            for node_id, rows in lane_routes.nodes.items():
+            for node_id, share in lane_routes.nodes.items():
                 end = self._end(node_id)
                 assert end is not None  # noqa: S101 - can_run looked
-                end.advance(index, queried=bool(rows.query_rows), stored=bool(rows.kv_rows))
+                end.advance(index, queried=bool(share.query_rows), stored=bool(share.kv_rows))
         return logits
 
     def _split(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
@@ -318,9 +318,6 @@ class GraphRunner:
                 self._states[index].inputs = ()
             chosen += zip(chunks, tokens, strict=True)
         return chosen
-
-    def _bucket(self, num_rows: int) -> int:
-        return next(rows for rows in graph_buckets(self.layout.max_rows) if rows >= num_rows)
 
     def _end(self, node_id: str) -> DeviceEnd | None:
         link = self._links.of_node(node_id)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, FORMATS, missing_packages
 
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NEEDED = {"triton": "triton", "cuda.bindings": "cuda-bindings", "libucx": "libucx-cu13"}
-_FORMATS = ("bfloat16", "float16")
-"""What FlashInfer attends in."""
+_NEEDED = {"triton": "triton", **EXCHANGE_PACKAGES}
 
 
 def make_graph_runner(
@@ -69,19 +67,12 @@ def make_graph_runner(
 def _check(decoder: Decoder, dtype: str) -> None:
     if decoder.device.type == "cpu":
         raise ConfigurationError("data_path: the device path needs device=cuda")
-    if dtype not in _FORMATS:
+    if dtype not in FORMATS:
         raise ConfigurationError(
-            f"data_path: attention nodes compute {' or '.join(_FORMATS)} on the device path, not {dtype}"
+            f"data_path: attention nodes compute {' or '.join(FORMATS)} on the device path, not {dtype}"
         )
-    missing = [package for module, package in _NEEDED.items() if not _is_installed(module)]
+    missing = missing_packages(_NEEDED)
     if missing:
         raise ConfigurationError(
             f"data_path: the device path needs {', '.join(missing)}; install kernelflume[gpu]"
         )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False
