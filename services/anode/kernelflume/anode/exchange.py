@@ -21,7 +21,7 @@ from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import NUM_STAGING
 from kernelflume.anode.scan_meter import ScanMeter
-from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError, LifecycleError, PeerLostError
+from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.core.names import split_name
 from kernelflume.runtime.clock import Deadline
 from kernelflume.tensor.partials import Partial
@@ -273,16 +273,11 @@ class Exchange:
         taken: list[tuple[int, np.ndarray, np.ndarray]] = []
         row = 0
         for sequence_id, num_rows, start in append.entries.tolist():
-            if link.has_ended(sequence_id):
+            slots = link.take_slots(sequence_id, start, num_rows, self._pool)
+            if slots is None:
                 failed[sequence_id] = None
             else:
-                try:
-                    slots = self._pool.append(link.held(sequence_id), start, num_rows)
-                    taken.append((sequence_id, slots, np.arange(row, row + num_rows)))
-                except (KvPoolExhaustedError, LifecycleError) as error:
-                    logger.warning("dropped sequence %d of %s: %s", sequence_id, link.weight_node, error)
-                    link.end(sequence_id, self._pool)
-                    failed[sequence_id] = None
+                taken.append((sequence_id, slots, np.arange(row, row + num_rows)))
             row += num_rows
         # A sequence may fail after an earlier entry of its own was taken, and those slots be another's now.
         kept = [(slots, rows_of) for sequence_id, slots, rows_of in taken if sequence_id not in failed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,13 @@ import torch
 from kernelflume.anode.control import LinkStatistics
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import LaneBuffers, LaneProgress, num_lane_bytes
-from kernelflume.core.errors import HandshakeError, PeerLostError, UnavailableError
+from kernelflume.core.errors import (
+    HandshakeError,
+    KvPoolExhaustedError,
+    LifecycleError,
+    PeerLostError,
+    UnavailableError,
+)
 from kernelflume.core.names import split_name
 from kernelflume.transport.doorbell import parse_address
 from kernelflume.transport.lanes import LaneLayout
@@ -20,6 +27,8 @@ from kernelflume.transport.wire import MAX_FREE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+
     from kernelflume.anode.control import ConnectOrder
     from kernelflume.anode.gpu.device_link import DeviceLink
     from kernelflume.anode.kvpool import KvPool
@@ -27,6 +36,8 @@ if TYPE_CHECKING:
     from kernelflume.core.regions import DeviceLanes
     from kernelflume.transport.base import Transport, WritePlan
     from kernelflume.transport.wire import Step
+
+logger = logging.getLogger(__name__)
 
 MAX_ENDED = 4 * MAX_FREE
 """Ended sequences that a link remembers: far more than can end while one append is under way."""
@@ -89,6 +100,20 @@ class Link:
     def has_ended(self, sequence_id: int) -> bool:
         """Tell whether a sequence was ended, so that an append that comes late must not bring it back."""
         return sequence_id in self._ended
+
+    def take_slots(self, sequence_id: int, start: int, num_tokens: int, pool: KvPool) -> np.ndarray | None:
+        """Give positions [start, start + num_tokens) of a sequence their slots: int64 [num_tokens].
+
+        None when the sequence has ended, or ends now because it cannot have them.
+        """
+        if self.has_ended(sequence_id):
+            return None
+        try:
+            return pool.append(self.held(sequence_id), start, num_tokens)
+        except (KvPoolExhaustedError, LifecycleError) as error:
+            logger.warning("dropped sequence %d of %s: %s", sequence_id, self.weight_node, error)
+            self.end(sequence_id, pool)
+            return None
 
     def end(self, sequence_id: int, pool: KvPool) -> None:
         """Give a sequence's pages back, if it has any; its id is not used again."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.anode.gpu.work import LaneWork
-from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError, LifecycleError
+from kernelflume.core.errors import HandshakeError
 from kernelflume.transport.wire import RowStatus, Step, Stepped
 
 if TYPE_CHECKING:
@@ -100,13 +100,9 @@ def _take_slots(link: Link, lane: LaneStep, pool: KvPool, failed: dict[int, None
     """Give every stored row a slot, -1 where there is none; adds the sequences that failed."""
     slots = np.full(len(lane.entries), -1, np.int64)
     for row, (sequence_id, _, start) in enumerate(lane.entries.tolist()):
-        if link.has_ended(sequence_id):
+        taken = link.take_slots(sequence_id, start, 1, pool)
+        if taken is None:
             failed[sequence_id] = None
-            continue
-        try:
-            slots[row] = pool.append(link.held(sequence_id), start, 1)[0]
-        except (KvPoolExhaustedError, LifecycleError) as error:
-            logger.warning("dropped sequence %d of %s: %s", sequence_id, link.weight_node, error)
-            link.end(sequence_id, pool)
-            failed[sequence_id] = None
+        else:
+            slots[row] = taken[0]
     return slots
