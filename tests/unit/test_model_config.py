@@ -44,6 +44,22 @@ def test_llama_fields() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stored", "asked", "device", "concrete"),
+    [
+        ("bfloat16", "auto", "cpu", "float32"),
+        ("bfloat16", "auto", "cuda:1", "bfloat16"),
+        ("float8_e4m3fn", "auto", "cuda", "float32"),
+        ("bfloat16", "float16", "cpu", "float16"),
+    ],
+)
+def test_auto_is_the_checkpoint_s_format_on_a_gpu_alone(
+    stored: str, asked: str, device: str, concrete: str
+) -> None:
+    config = ModelConfig.from_dict(LLAMA | {"torch_dtype": stored})
+    assert config.concrete_dtype(asked, device) == concrete
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         (qwen(2), {"qkv_bias": True, "output_bias": False, "qk_norm": False}),

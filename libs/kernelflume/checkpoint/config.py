@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelflume.checkpoint.rope import RopeParameters
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.geometry import DTYPE_BYTES, KvGeometry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +70,15 @@ class ModelConfig:
             raise ConfigurationError(
                 f"model: head_dim must be even for rotary embeddings, not {self.head_dim}"
             )
+
+    def concrete_dtype(self, asked: str, device: str) -> str:
+        """Return the number format to compute in: as asked for, or what ``auto`` means on a device.
+
+        That is float32 on a CPU, where others are slower, and the checkpoint's own on a GPU.
+        """
+        if asked != "auto":
+            return asked
+        return "float32" if device == "cpu" or self.dtype not in DTYPE_BYTES else self.dtype
 
     def geometry(self, dtype: str, kv_dtype: str, model_id: str, *, revision: str) -> KvGeometry:
         """Return what an attention node learns of this model."""

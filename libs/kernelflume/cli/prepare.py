@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kernelflume.cli.progress import StartReporter
     from kernelflume.core.geometry import KvGeometry
 
-_CPU_DTYPE = "float32"
 """What `auto` means without a GPU: half precision is slower on most CPUs."""
 
 _ANYWHERE = "198.51.100.1"
@@ -224,16 +223,8 @@ def find_model(model: str, reporter: StartReporter) -> Checkpoint:
 
 def geometry_of(checkpoint: Checkpoint, dtype: str, device: str = "cpu") -> KvGeometry:
     """Return what attention nodes are told of a model; keys and values are kept in the model's format."""
-    concrete = concrete_dtype(checkpoint, dtype, device)
+    concrete = checkpoint.config.concrete_dtype(dtype, device)
     return checkpoint.geometry(concrete, concrete)
-
-
-def concrete_dtype(checkpoint: Checkpoint, dtype: str, device: str) -> str:
-    """Return the format that was named, or what ``auto`` means on a device, as weight nodes have it."""
-    if dtype != "auto":
-        return dtype
-    stored = checkpoint.config.dtype
-    return _CPU_DTYPE if device == "cpu" or stored not in DTYPE_BYTES else stored
 
 
 def plan(
@@ -269,5 +260,5 @@ def plan(
         else embedded_command(ports.redis, options.log_dir, host=host, password=password),
         redis_password=password,
         weight_bytes=checkpoint.weights.num_elements
-        * DTYPE_BYTES[concrete_dtype(checkpoint, options.dtype, options.device)],
+        * DTYPE_BYTES[checkpoint.config.concrete_dtype(options.dtype, options.device)],
     )

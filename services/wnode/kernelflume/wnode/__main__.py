@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
-from kernelflume.core.geometry import DTYPE_BYTES
 from kernelflume.core.names import node_name
 from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
@@ -47,7 +46,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         UnavailableError: the engine ended.
     """
     checkpoint = await asyncio.to_thread(resolve, settings.model)
-    dtype = _dtype(settings, checkpoint.config)
+    dtype = checkpoint.config.concrete_dtype(settings.dtype, settings.device)
     geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
@@ -97,12 +96,6 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         await engine.stop()
         await store.close()
         await asyncio.to_thread(tracer.close, TRACES_GRACE_S)
-
-
-def _dtype(settings: WeightNodeSettings, config: ModelConfig) -> str:
-    if settings.dtype != "auto":
-        return settings.dtype
-    return "float32" if settings.device == "cpu" or config.dtype not in DTYPE_BYTES else config.dtype
 
 
 def _max_model_len(settings: WeightNodeSettings, config: ModelConfig) -> int:
