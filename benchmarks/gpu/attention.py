@@ -74,7 +74,10 @@ def measure(workload: Workload) -> float:
     fill_pages(pages, 5)
     geometry = workload.geometry
     decode = PagedDecode(
-        pages, num_rows=batch, workspace=allocate_workspace(device), max_pages=pages.num_pages
+        pages,
+        num_rows=batch,
+        workspace=allocate_workspace(device, geometry, batch),
+        max_pages=pages.num_pages,
     )
     queries = torch.randn(
         batch, geometry.num_query_heads, geometry.head_dim, device=device, dtype=torch.bfloat16

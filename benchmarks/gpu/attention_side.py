@@ -12,7 +12,7 @@ import torch
 from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.device_pages import DevicePages
-from kernelflume.anode.gpu.graph import LaneGraphs
+from kernelflume.anode.gpu.graph import LinkGraphs
 from kernelflume.anode.gpu.lane import PARITIES, DeviceLane, LaneProgram
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import UnavailableError
@@ -158,27 +158,27 @@ class AttentionSide:
             )
             for lane, out, lse in zip(self.lanes, self.out_regions, self.lse_regions, strict=True)
         ]
-        self.graphs = [LaneGraphs(program, self.pages) for program in self.programs]
-        for lane, graphs, view, tokens in zip(self.lanes, self.graphs, self.views, self.tokens, strict=True):
+        self.graphs = LinkGraphs(self.programs, self.pages, max_rows=max(self.rows))
+        for lane, view in zip(self.lanes, self.views, strict=True):
             lane.reset_state(view)
-            graphs.warm(len(tokens))
+        self.graphs.warm(len(self.lanes), max(self.rows))
 
     def time_attention(self) -> list[float]:
         """Measure the attention of each lane alone: seconds a layer."""
         found = []
-        for index, graphs in enumerate(self.graphs):
-            lane, rows = self.lanes[index], len(self.tokens[index])
+        stream = self.graphs.stream
+        for index, (lane, rows) in enumerate(zip(self.lanes, self.rows, strict=True)):
             decode = PagedDecode(
                 self.pages,
                 num_rows=rows,
-                workspace=allocate_workspace(self.device),
+                workspace=allocate_workspace(self.device, self.workload.geometry, rows),
                 max_pages=self.pages.num_pages,
             )
-            with torch.inference_mode(), torch.cuda.stream(graphs.stream):
+            with torch.inference_mode(), torch.cuda.stream(stream):
                 decode.plan(self._table(index))
-                graphs.stream.synchronize()
+                stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=graphs.stream):
+                with torch.cuda.graph(graph, stream=stream):
                     for layer in range(self.workload.num_layers):
                         decode.run(layer, lane.queries[:rows], lane.out[:rows], lane.lse[:rows])
                 times = []
@@ -187,7 +187,7 @@ class AttentionSide:
                     begin.record()
                     graph.replay()
                     end.record()
-                    graphs.stream.synchronize()
+                    stream.synchronize()
                     times.append(begin.elapsed_time(end))
             found.append(sorted(times)[5] * 1e-3 / self.workload.num_layers)
         return found
@@ -199,36 +199,41 @@ class AttentionSide:
 
     def run(self, num_steps: int) -> float:
         """Launch ``num_steps`` steps; return the host time of one."""
-        started = time.perf_counter()
         busy = 0.0
         for _ in range(num_steps):
             begun = time.perf_counter()
-            for index, (graphs, program) in enumerate(zip(self.graphs, self.programs, strict=True)):
-                num_rows = len(self.tokens[index])
-                parity = self.step % PARITIES
-                with torch.inference_mode(), torch.cuda.stream(graphs.stream):
-                    graphs.begin(parity)
-                    slots = self._slots(index) if self.share.appends else np.empty(0, np.int64)
-                    program.lane.upload_step(parity, num_rows=num_rows, slots=slots)
-                    if self.share.in_layer:
-                        self.tokens[index] = self.tokens[index] + bool(len(slots))
-                    graphs.launch(num_rows, parity, self._table(index))
-                    if len(slots) and not self.share.in_layer:
-                        # What the step appends is filed behind its attention.
-                        program.file_step(num_rows, parity)
-                        self.tokens[index] = self.tokens[index] + 1
-                    graphs.end(parity)
-            self.step += 1
+            self._launch()
             busy += time.perf_counter() - begun
         deadline = time.monotonic() + TIMEOUT_S
-        while not all(graphs.stream.query() for graphs in self.graphs):
+        while not self.graphs.stream.query():
             self.transport.poll()
             if time.monotonic() > deadline:
                 raise UnavailableError("the steps did not end")
         if self.status.failure is not None:
             raise UnavailableError(f"a wait failed: {self.status.failure}")
-        del started
         return busy / num_steps
+
+    def _launch(self) -> None:
+        """Enqueue one step, as ``DeviceLink.launch`` does."""
+        parity = self.step % PARITIES
+        appends, in_layer = self.share.appends, self.share.in_layer
+        with torch.inference_mode(), torch.cuda.stream(self.graphs.stream):
+            self.graphs.begin(parity)
+            for index, lane in enumerate(self.lanes):
+                slots = self._slots(index) if appends else np.empty(0, np.int64)
+                lane.upload_step(parity, num_rows=self.rows[index], slots=slots, append_slot=parity)
+                if in_layer:
+                    self.tokens[index] = self.tokens[index] + appends
+            self.graphs.launch(
+                parity, max(self.rows), [self._table(index) for index in range(len(self.lanes))]
+            )
+            if appends and not in_layer:
+                # What the step appends is filed behind its attention.
+                for index, program in enumerate(self.programs):
+                    program.file_step(self.rows[index])
+                    self.tokens[index] = self.tokens[index] + 1
+            self.graphs.end(parity)
+        self.step += 1
 
     def _slots(self, index: int) -> np.ndarray:
         tokens = self.tokens[index]

@@ -51,6 +51,7 @@ class LocalStage:
             appended=self.lane.keys_values.data_ptr(),
             pool=self.pages.pages.data_ptr(),
             slots=self.slots.data_ptr(),
+            slot_bytes=0,
             num_rows=num_rows,
             max_rows=self.lane.max_rows,
             page_tokens=self.pages.page_tokens,
@@ -83,7 +84,10 @@ class Reference:
         fill_pages(self.pages, 7)
         self.lane = LaneBuffers.allocate(geometry, workload.batch, device)
         self.decode = PagedDecode(
-            self.pages, num_rows=workload.batch, workspace=allocate_workspace(device), max_pages=num_pages
+            self.pages,
+            num_rows=workload.batch,
+            workspace=allocate_workspace(device, geometry, workload.batch),
+            max_pages=num_pages,
         )
         self.stage = LocalStage(self.lane, self.decode, self.pages)
         self.graphs = StepGraphs(StepProgram(decoder, [self.lane], [self.stage]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tests.anode import GEOMETRY
 
-from kernelflume.anode.gpu.device_kernels import TorchDeviceKernel, choose_device_kernel
+from kernelflume.anode.gpu.device_kernels import TorchDeviceKernel, choose_device_kernel, workspace_bytes
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.anode.kernels import Share
@@ -87,3 +89,11 @@ def test_padding_adds_sequences_without_a_page() -> None:
     assert padded.indptr.tolist() == [0, 2, 2, 2, 2]
     assert padded.last_page_len.tolist() == [1, 0, 0, 0]
     assert padded.indptr.dtype == padded.last_page_len.dtype == np.int32
+
+
+@pytest.mark.parametrize("rows", [1, 64, 256, 512, 1024])
+def test_scratch_holds_what_a_captured_decode_may_be_planned_for(rows: int) -> None:
+    geometry = replace(GEOMETRY, num_query_heads=32, num_kv_heads=8, head_dim=128)
+    # FlashInfer 0.6.12 asked for 1,279 tiles of 16 rows of 32 heads at 1,024 decode rows of groups of 4.
+    tiles = max(33, rows * 4 // 16 + rows - 1)
+    assert workspace_bytes(geometry, rows, 132) > tiles * 16 * 32 * 128 * 4

@@ -91,6 +91,8 @@ struct LaneState {
   uint64_t appends_before;   // value before the append that the next filing waits for
   uint32_t num_rows;         // query rows of this step
   uint32_t num_append_rows;  // rows of the append that is filed next
+  uint32_t append_slot;      // where it arrives
+  uint32_t reserved;
 };
 
 __device__ __forceinline__ uint64_t now_ns() {
@@ -283,9 +285,10 @@ extern "C" __global__ void advance_routes(LaneRoutes* routes, unsigned num_layer
   if (route.num_kv_rows && num_appends) route.append_offset = slot_bytes - route.append_offset;  // of two slots
 }
 
-// Attention node: hold the stream until the queries of a layer are here.
+// Attention node: hold the stream until the queries of a layer are here, if any come.
 extern "C" __global__ void wait_queries(const LaneState* lane, unsigned layer, uint64_t timeout_ns, Status* status) {
-  wait_for(lane->query_counter, lane->queries_before + layer + 1, timeout_ns, status, kQueryTimeout);
+  if (lane->num_rows)
+    wait_for(lane->query_counter, lane->queries_before + layer + 1, timeout_ns, status, kQueryTimeout);
 }
 
 // Attention node: hold the stream until an append is here; index counts from the step's first.
@@ -318,17 +321,18 @@ extern "C" __global__ void put_partials(const LaneState* lane, ucp_device_local_
 }
 
 // Attention node: file appended keys and values of layers [first_layer, first_layer + gridDim.y) into pages.
-// Grid (rows, layers). appended: [layers, max_rows, 2, row]; pool: [layers, pages, 2, page tokens, row], where a row is
+// Grid (rows, layers). appended: [slots, layers, max_rows, 2, row]; pool: [layers, pages, 2, page tokens, row], where a row is
 // [KV heads, head dim]; slots: [rows] of page * page_tokens + offset, -1 for a row that is dropped.
 extern "C" __global__ void file_append(const LaneState* lane, const char* appended, char* pool, const int64_t* slots,
-                                       unsigned max_rows, unsigned row_bytes, unsigned page_tokens, uint64_t layer_bytes,
-                                       unsigned first_layer) {
+                                       uint64_t slot_bytes, unsigned max_rows, unsigned row_bytes, unsigned page_tokens,
+                                       uint64_t layer_bytes, unsigned first_layer) {
   const unsigned row = blockIdx.x;
   if (row >= lane->num_append_rows) return;
   const int64_t slot = slots[row];
   if (slot < 0) return;
   const size_t layer = first_layer + blockIdx.y;
   const size_t page = slot / page_tokens, offset = slot % page_tokens;
+  appended += lane->append_slot * slot_bytes;
   for (unsigned kind = 0; kind < 2; ++kind) {
     const int4* from = reinterpret_cast<const int4*>(appended + ((layer * max_rows + row) * 2 + kind) * row_bytes);
     int4* into = reinterpret_cast<int4*>(pool + layer * layer_bytes +

@@ -60,12 +60,25 @@ LANE_STATE = np.dtype(
         ("appends_before", "<u8"),
         ("num_rows", "<u4"),
         ("num_append_rows", "<u4"),
+        ("append_slot", "<u4"),
+        ("reserved", "<u4"),
     ]
 )
 """``LaneState``: a lane on the attention node."""
 STATUS = np.dtype([("failure", "<u4"), ("reserved", "<u4"), ("host", "<u8")])
 """``Status``: what went wrong first, and the address of the host's copy of it."""
 
+_KERNELS = (
+    "put_queries",
+    "put_keys_values",
+    "merge_partials",
+    "advance_routes",
+    "wait_queries",
+    "wait_append",
+    "put_partials",
+    "file_append",
+    "advance_lane",
+)
 _DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _WARP = 32
 _PUT_THREADS = 128
@@ -133,7 +146,7 @@ class ExchangeKernels:
             architecture=architecture,
             defines={"KF_DTYPE": _DTYPES[geometry.dtype], "KF_HEAD_DIM": geometry.head_dim},
         )
-        self._module = CudaModule(image)
+        self._module = CudaModule(image, _KERNELS)
         self._geometry = geometry
         self._timeout_ns = int(timeout_s * 1e9)
         self._scale = geometry.head_dim**-0.5
@@ -280,6 +293,7 @@ class ExchangeKernels:
         appended: int,
         pool: int,
         slots: int,
+        slot_bytes: int,
         num_rows: int,
         max_rows: int,
         page_tokens: int,
@@ -288,7 +302,7 @@ class ExchangeKernels:
         num_layers: int,
         stream: int,
     ) -> None:
-        """Copy appended rows of some layers into their pages."""
+        """Copy appended rows of some layers into their pages; ``appended`` has slots of ``slot_bytes``."""
         self._module.launch(
             "file_append",
             grid=(num_rows, num_layers),
@@ -299,6 +313,7 @@ class ExchangeKernels:
                 pointer(appended),
                 pointer(pool),
                 pointer(slots),
+                unsigned_long(slot_bytes),
                 unsigned(max_rows),
                 unsigned(self._geometry.kv_row_bytes // 2),
                 unsigned(page_tokens),

@@ -17,8 +17,11 @@ Argument = tuple[Any, Any]
 class CudaModule:
     """One loaded cubin. Used by the thread that owns the context."""
 
-    def __init__(self, image: bytes) -> None:
-        """Load ``image``; a context must be current.
+    def __init__(self, image: bytes, kernels: Sequence[str]) -> None:
+        """Load ``image`` and every kernel of it that is named; a context must be current.
+
+        A kernel that the driver loads at its first launch may wait for the device, on which a step may be
+        waiting for what comes behind that launch.
 
         Raises:
             ConfigurationError: cuda-bindings is missing.
@@ -32,7 +35,7 @@ class CudaModule:
             ) from error
         self._driver = driver
         self._module = self._checked(driver.cuModuleLoadData(image), "cuModuleLoadData")
-        self._functions: dict[str, Any] = {}
+        self._functions = {name: self._load(name) for name in kernels}
 
     def launch(
         self,
@@ -48,16 +51,17 @@ class CudaModule:
         Raises:
             UnavailableError: the driver refuses the launch.
         """
-        function = self._functions.get(name)
-        if function is None:
-            found = self._driver.cuModuleGetFunction(self._module, name.encode())
-            function = self._functions[name] = self._checked(found, name)
         values = tuple(value for value, _ in arguments)
         types = tuple(kind for _, kind in arguments)
         launched = self._driver.cuLaunchKernel(
-            function, grid[0], grid[1], 1, threads, 1, 1, 0, stream, (values, types), 0
+            self._functions[name], grid[0], grid[1], 1, threads, 1, 1, 0, stream, (values, types), 0
         )
         self._checked(launched, name)
+
+    def _load(self, name: str) -> Any:
+        function = self._checked(self._driver.cuModuleGetFunction(self._module, name.encode()), name)
+        self._checked(self._driver.cuFuncLoad(function), name)
+        return function
 
     def _checked(self, result: tuple[Any, ...], what: str) -> Any:
         code, *values = result

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
     from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.anode.kernels import AttentionKernel, Share
+    from kernelflume.core.geometry import KvGeometry
     from kernelflume.tensor.partials import Partial
 
-_WORKSPACE_BYTES = 256 << 20
+_LEAST_WORKSPACE_BYTES = 128 << 20
+_BLOCKS_PER_PROCESSOR = 2
+_PREFILL_TILE = 128
+"""Most query rows, times the heads that share a KV head, of one block of FlashInfer's prefill kernel."""
 LSE_UNIT = math.log(2.0)
 """FlashInfer's lse is to base 2."""
 
@@ -49,9 +53,25 @@ def choose_device_kernel(name: str, pages: DevicePages) -> AttentionKernel:
     return TorchDeviceKernel(pages)
 
 
-def allocate_workspace(device: torch.device) -> torch.Tensor:
-    """Return FlashInfer's scratch memory, for kernels of one stream."""
-    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+def allocate_workspace(device: torch.device, geometry: KvGeometry, max_rows: int) -> torch.Tensor:
+    """Return FlashInfer's scratch memory, for kernels of one stream and ``max_rows`` decode rows."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.zeros(workspace_bytes(geometry, max_rows, processors), dtype=torch.uint8, device=device)
+
+
+def workspace_bytes(geometry: KvGeometry, max_rows: int, num_processors: int) -> int:
+    """Return the scratch that FlashInfer's plans ask for at most: float32 partials of splits, and their lse.
+
+    A captured decode is planned for as many tiles as its rows can have, split or not; a prefill is split only
+    while it has fewer tiles than fill the GPU.
+    """
+    heads, group = geometry.num_query_heads, geometry.num_query_heads // geometry.num_kv_heads
+    tile = next((size for size in (16, 64) if group <= size), _PREFILL_TILE)
+    splits = _BLOCKS_PER_PROCESSOR * num_processors // geometry.num_kv_heads
+    decode_tiles = max(splits, -(-max_rows * group // tile) + max_rows - 1)
+    tile_row_bytes = heads * (geometry.head_dim + 1) * 4
+    needed = max(decode_tiles * tile, (splits + 1) * _PREFILL_TILE) * tile_row_bytes
+    return max(_LEAST_WORKSPACE_BYTES, needed + (1 << 20))
 
 
 class FlashInferKernel:
@@ -61,7 +81,7 @@ class FlashInferKernel:
         import flashinfer  # noqa: PLC0415 - optional dependency, looked for by the caller
 
         self._pages = pages
-        workspace = allocate_workspace(pages.pages.device)
+        workspace = allocate_workspace(pages.pages.device, pages.geometry, max_rows=1)
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
 
     def plan(self, queries: torch.Tensor, shares: Sequence[Share]) -> FlashInferStep:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
 
-from kernelflume.anode.gpu.graph import LaneGraphs
+from kernelflume.anode.gpu.graph import LinkGraphs
 from kernelflume.anode.gpu.lane import PARITIES, DeviceLane, LaneProgram
+from kernelflume.anode.gpu.work import NO_WORK
 from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.core.regions import DeviceLanes
 from kernelflume.cuda.exchange import ExchangeKernels
@@ -72,10 +74,10 @@ class DeviceLink:
             )
             for lane, (out, lse) in zip(self._lanes, self._sources, strict=True)
         ]
-        self._graphs = [LaneGraphs(program, pages) for program in self._programs]
-        for graphs in self._graphs:
+        self._graphs = LinkGraphs(self._programs, pages, max_rows=offer.max_rows)
+        for num_lanes in graph_buckets(len(offer.lanes)):
             for rows in graph_buckets(offer.max_rows):
-                graphs.warm(rows)
+                self._graphs.warm(num_lanes, rows)
         self._num_steps = 0
         self._num_appends = [0] * len(offer.lanes)
 
@@ -107,7 +109,7 @@ class DeviceLink:
             PeerLostError: the weight node did not send them.
         """
         deadline = Deadline(MonotonicClock(), timeout_s)
-        while not all(graphs.is_idle for graphs in self._graphs):
+        while not self._graphs.is_idle:
             self.check()
             if deadline.expired:
                 raise PeerLostError(self._peer, f"a step did not end within {timeout_s:g} s")
@@ -125,26 +127,34 @@ class DeviceLink:
             lane.reset_state(view)
 
     def launch(self, work: Sequence[LaneWork]) -> None:
-        """Enqueue one step of every lane that has work; nothing waits but for the step before the last."""
-        step_parity = self._num_steps % PARITIES
+        """Enqueue one step; nothing waits but for the step before the last."""
+        busy = [index for index, (table, slots) in enumerate(work) if len(table.last_page_len) or len(slots)]
+        if not busy:
+            return
+        num_lanes = next(count for count in graph_buckets(len(self._lanes)) if count > busy[-1])
+        taken = [*work, *itertools.repeat(NO_WORK, num_lanes)][:num_lanes]
+        parity = self._num_steps % PARITIES
         self._num_steps += 1
-        for index, (table, slots) in enumerate(work):
-            num_rows = len(table.last_page_len)
-            if not num_rows and not len(slots):
-                continue
-            lane, graphs, program = self._lanes[index], self._graphs[index], self._programs[index]
-            # The weight node fills the slots of the append region in turn.
-            slot = self._num_appends[index] % NUM_APPEND_SLOTS
-            self._num_appends[index] += bool(len(slots))
-            parity = slot if self.files_in_layer else step_parity
-            with torch.inference_mode(), torch.cuda.stream(graphs.stream):
-                graphs.begin(parity)
-                lane.upload_step(parity, num_rows=num_rows, slots=slots)
-                if num_rows:
-                    graphs.launch(self.layout.graph_rows(num_rows), parity, table)
-                if len(slots) and not self.files_in_layer:
-                    program.file_step(len(slots), slot)
-                graphs.end(parity)
+        with torch.inference_mode(), torch.cuda.stream(self._graphs.stream):
+            self._graphs.begin(parity)
+            for index, (table, slots) in enumerate(taken):
+                self._lanes[index].upload_step(
+                    parity,
+                    num_rows=len(table.last_page_len),
+                    slots=slots,
+                    append_slot=self._num_appends[index] % NUM_APPEND_SLOTS,
+                )
+                # The weight node fills the slots of the append region in turn.
+                self._num_appends[index] += bool(len(slots))
+            most = max(len(table.last_page_len) for table, _ in taken)
+            if most:
+                tables = [table for table, _ in taken]
+                self._graphs.launch(parity, self.layout.graph_rows(most), tables)
+            if not self.files_in_layer:
+                for program, (_, slots) in zip(self._programs, taken, strict=False):
+                    if len(slots):
+                        program.file_step(len(slots))
+            self._graphs.end(parity)
 
     def check(self) -> None:
         """Look whether a wait failed.
@@ -161,8 +171,7 @@ class DeviceLink:
     def close_views(self) -> None:
         """Give up whatever is under way and forget the weight node's memory."""
         self._status.abort()
-        for graphs in self._graphs:
-            graphs.stream.synchronize()
+        self._graphs.stream.synchronize()
         for view in self._views:
             self._transport.release_view(view)
         self._views = []

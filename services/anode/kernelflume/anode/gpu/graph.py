@@ -1,4 +1,4 @@
-"""A lane's share of a step as captured graphs, launched ahead of the queries they wait for."""
+"""A weight node's steps as captured graphs, launched ahead of the queries they wait for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from kernelflume.anode.gpu.lane import PARITIES
 from kernelflume.anode.gpu.page_table import PageTable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.anode.gpu.lane import LaneProgram
 
@@ -20,23 +22,29 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    decode: PagedDecode
+    decodes: tuple[PagedDecode, ...]
+    """One a lane."""
 
 
-class LaneGraphs:
-    """Graphs of one lane by rows and by parity, on a stream of its own: lanes do not wait for each other.
+class LinkGraphs:
+    """Graphs of one weight node's lanes, on a stream of their own: weight nodes do not wait for each other.
+
+    Lanes take turns within each layer, in the order in which the weight node computes them. On streams of
+    their own they overtake each other: attention of the second lane fills the GPU, and what the first has
+    still to do, merging its splits and putting its partials, waits behind all of it.
 
     Captured by a preparing thread, launched by the step loop's.
     """
 
-    def __init__(self, program: LaneProgram, pages: DevicePages) -> None:
+    def __init__(self, programs: Sequence[LaneProgram], pages: DevicePages, *, max_rows: int) -> None:
+        """Take the program of each lane; ``max_rows`` is the most rows of a lane."""
         device = pages.pages.device
-        self._program = program
+        self._programs = programs
         self._pages = pages
         self.stream = torch.cuda.Stream(device)
-        self._workspace = allocate_workspace(device)
+        self._workspace = allocate_workspace(device, pages.geometry, max_rows)
         self._memory = torch.cuda.graph_pool_handle()
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._captured: dict[tuple[int, int, int], _Captured] = {}
         self._done = [torch.cuda.Event() for _ in range(PARITIES)]
 
     @property
@@ -44,25 +52,27 @@ class LaneGraphs:
         """Graphs captured since the start."""
         return len(self._captured)
 
-    def warm(self, num_rows: int) -> None:
-        """Capture the steps of ``num_rows`` rows, if that was not done yet."""
+    def warm(self, num_lanes: int, num_rows: int) -> None:
+        """Capture the steps of ``num_rows`` rows in each of the first lanes, if that was not done yet."""
         for parity in range(PARITIES):
-            if (num_rows, parity) not in self._captured:
-                self._captured[num_rows, parity] = self._capture(num_rows, parity)
+            key = (num_lanes, num_rows, parity)
+            if key not in self._captured:
+                self._captured[key] = self._capture(num_lanes, num_rows)
 
     def begin(self, parity: int) -> None:
         """Wait until the last step of this parity is done, so that its staging may be filled again."""
         self._done[parity].synchronize()
 
-    def launch(self, num_rows: int, parity: int, table: PageTable) -> None:
-        """Plan and enqueue the attention of a step that ``begin`` began.
+    def launch(self, parity: int, num_rows: int, tables: Sequence[PageTable]) -> None:
+        """Plan and enqueue the attention of a step that ``begin`` began: a table for each of the first lanes.
 
         Neither this nor what is done around it may allocate or copy from pageable memory: both can wait for
-        the whole device, on which another lane's step may be waiting for this one.
+        the whole device, on which another weight node's step may be waiting for this one's end.
         """
-        captured = self._captured[num_rows, parity]
+        captured = self._captured[len(tables), num_rows, parity]
         with torch.cuda.stream(self.stream):
-            captured.decode.plan(table.padded(num_rows))
+            for decode, table in zip(captured.decodes, tables, strict=True):
+                decode.plan(table.padded(num_rows))
             captured.graph.replay()
 
     def end(self, parity: int) -> None:
@@ -74,15 +84,20 @@ class LaneGraphs:
         """True when every step that was ended is done."""
         return all(event.query() for event in self._done)
 
-    def _capture(self, num_rows: int, parity: int) -> _Captured:
-        decode = PagedDecode(
-            self._pages, num_rows=num_rows, workspace=self._workspace, max_pages=self._pages.num_pages
+    def _capture(self, num_lanes: int, num_rows: int) -> _Captured:
+        programs = self._programs[:num_lanes]
+        decodes = tuple(
+            PagedDecode(
+                self._pages, num_rows=num_rows, workspace=self._workspace, max_pages=self._pages.num_pages
+            )
+            for _ in programs
         )
-        lane = self._program.lane
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            # Any table will do: the first run compiles and sizes the kernels.
-            decode.plan(PageTable.one_page_each(num_rows, self._pages.num_pages))
-            decode.run(0, lane.queries[:num_rows], lane.out[:num_rows], lane.lse[:num_rows])
+            for program, decode in zip(programs, decodes, strict=True):
+                # Any table will do: the first run compiles and sizes the kernels.
+                lane = program.lane
+                decode.plan(PageTable.one_page_each(num_rows, self._pages.num_pages))
+                decode.run(0, lane.queries[:num_rows], lane.out[:num_rows], lane.lse[:num_rows])
             self.stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             # Other threads go on launching while this one captures.
@@ -90,6 +105,8 @@ class LaneGraphs:
                 graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"
             ):
                 for layer in range(self._pages.geometry.num_layers):
-                    self._program.attend(layer, decode, parity)
-                self._program.end()
-        return _Captured(graph, decode)
+                    for program, decode in zip(programs, decodes, strict=True):
+                        program.attend(layer, decode)
+                for program in programs:
+                    program.end()
+        return _Captured(graph, decodes)

@@ -57,7 +57,7 @@ class DeviceLane:
     staged_slots: torch.Tensor
     """[parities, max_rows] int64, pinned."""
     staged_counts: torch.Tensor
-    """[parities, 2] int32, pinned."""
+    """[parities, 4] int32, pinned: the last fields of the state."""
 
     @classmethod
     def allocate(cls, layout: LaneLayout, device: torch.device) -> DeviceLane:
@@ -83,7 +83,7 @@ class DeviceLane:
             slots=zeros(rows, kind=torch.int64),
             arrived=zeros(1, kind=torch.int32),
             staged_slots=torch.zeros((PARITIES, rows), dtype=torch.int64).pin_memory(),
-            staged_counts=torch.zeros((PARITIES, 2), dtype=torch.int32).pin_memory(),
+            staged_counts=torch.zeros((PARITIES, 4), dtype=torch.int32).pin_memory(),
         )
 
     def reset_state(self, remote_view: int) -> None:
@@ -96,13 +96,14 @@ class DeviceLane:
         self.state.copy_(torch.from_numpy(state.view(np.uint8)))
         settle(self.state.device)
 
-    def upload_step(self, parity: int, *, num_rows: int, slots: np.ndarray) -> None:
+    def upload_step(self, parity: int, *, num_rows: int, slots: np.ndarray, append_slot: int) -> None:
         """Say how many rows ask in the next step, and where those that are stored go, in stream order.
 
-        The last step of this parity must be done. ``slots`` is int64 [rows stored].
+        The last step of this parity must be done. ``slots`` is int64 [rows stored]; what is stored arrives in
+        ``append_slot``.
         """
         counts = self.staged_counts[parity]
-        counts[0], counts[1] = num_rows, len(slots)
+        counts[0], counts[1], counts[2] = num_rows, len(slots), append_slot
         self.state[_COUNTS_OFFSET:].view(torch.int32).copy_(counts, non_blocking=True)
         staged = self.staged_slots[parity, : len(slots)]
         staged.numpy()[:] = slots
@@ -122,23 +123,23 @@ class LaneProgram:
     waits_in_layer: bool
     """Keys and values come layer by layer, for the step's own attention (query first off or paper)."""
 
-    def file_step(self, num_rows: int, slot: int) -> None:
+    def file_step(self, num_rows: int) -> None:
         """Wait for an append of all layers and file it."""
         self.kernels.wait_append(
             self.lane.state.data_ptr(), index=0, status=self.status, stream=stream_handle()
         )
-        self._file(num_rows, slot, 0, self.lane.layout.geometry.num_layers)
+        self._file(num_rows, 0, self.lane.layout.geometry.num_layers)
         self.kernels.advance_lane(
             self.lane.state.data_ptr(), num_queries=0, num_appends=1, stream=stream_handle()
         )
 
-    def attend(self, layer: int, decode: PagedDecode, slot: int) -> None:
+    def attend(self, layer: int, decode: PagedDecode) -> None:
         """Answer the queries of one layer."""
         lane, state, stream, rows = self.lane, self.lane.state.data_ptr(), stream_handle(), decode.num_rows
         self.kernels.wait_queries(state, layer=layer, status=self.status, stream=stream)
         if self.waits_in_layer:
             self.kernels.wait_append(state, index=layer, status=self.status, stream=stream)
-            self._file(rows, slot, layer, 1)
+            self._file(rows, layer, 1)
         decode.run(layer, lane.queries[:rows], lane.out[:rows], lane.lse[:rows])
         self.kernels.put_partials(
             state,
@@ -163,13 +164,14 @@ class LaneProgram:
             stream=stream_handle(),
         )
 
-    def _file(self, num_rows: int, slot: int, first_layer: int, num_layers: int) -> None:
+    def _file(self, num_rows: int, first_layer: int, num_layers: int) -> None:
         lane = self.lane
         self.kernels.file_append(
             lane.state.data_ptr(),
-            appended=lane.appends[slot].data_ptr(),
+            appended=lane.appends.data_ptr(),
             pool=self.pages.pages.data_ptr(),
             slots=lane.slots.data_ptr(),
+            slot_bytes=lane.layout.append_slot_bytes,
             num_rows=num_rows,
             max_rows=lane.layout.max_rows,
             page_tokens=self.pages.page_tokens,

@@ -25,6 +25,11 @@ class PageTable:
     """int32 [sequences]: tokens in each one's last page, 1 to a page's size."""
 
     @classmethod
+    def none(cls) -> Self:
+        """Return the table of no sequence."""
+        return cls(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty(0, np.int32))
+
+    @classmethod
     def one_page_each(cls, num_rows: int, num_pages: int) -> Self:
         """Return a table of sequences of one token, to try a kernel with."""
         pages = np.arange(num_rows, dtype=np.int32) % num_pages

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-    from kernelflume.anode.gpu.page_table import PageTable
+from kernelflume.anode.gpu.page_table import PageTable
 
 
 class LaneWork(NamedTuple):
@@ -17,3 +16,6 @@ class LaneWork(NamedTuple):
     """Pages of each row that asks; empty where none does."""
     slots: np.ndarray
     """int64 [rows stored]: the pool's slot of each, -1 for one that is dropped."""
+
+
+NO_WORK = LaneWork(PageTable.none(), np.empty(0, np.int64))
