@@ -83,7 +83,8 @@ _DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _WARP = 32
 _PUT_THREADS = 128
 _MERGE_WARPS = 4
-_PUT_BLOCKS = 64
+_PUT_BLOCKS = 512
+"""A block copies row after row, each at the latency of the link: so many that few blocks have two."""
 LN2 = math.log(2.0)
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
 import torch
 
 from kernelflume.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def choose_device(name: str) -> torch.device:
@@ -48,3 +54,21 @@ def architecture(device: torch.device) -> str:
 def memory_kind(device: torch.device) -> str:
     """Return the transport's word for a device's memory."""
     return "DRAM" if device.type == "cpu" else "VRAM"
+
+
+class SideStream:
+    """A branch beside the current stream, in a captured graph too; its kernels get free processors first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1)
+
+    @contextlib.contextmanager
+    def fork(self) -> Iterator[None]:
+        """Enqueue what follows on the branch, behind everything that is on the current stream so far."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Have the current stream wait for the branch; one that forked in a capture must join in it."""
+        torch.cuda.current_stream().wait_stream(self._stream)

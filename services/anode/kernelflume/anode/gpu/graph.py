@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.lane import PARITIES
 from kernelflume.anode.gpu.page_table import PageTable
+from kernelflume.tensor.device import SideStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,7 @@ class LinkGraphs:
         self._programs = programs
         self._pages = pages
         self.stream = torch.cuda.Stream(device)
+        self._answers = SideStream(device)
         self._workspace = allocate_workspace(device, pages.geometry, max_rows)
         self._memory = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, int, int], _Captured] = {}
@@ -104,9 +107,18 @@ class LinkGraphs:
             with torch.cuda.graph(
                 graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"
             ):
-                for layer in range(self._pages.geometry.num_layers):
-                    for program, decode in zip(programs, decodes, strict=True):
-                        program.attend(layer, decode)
-                for program in programs:
-                    program.end()
+                self._enqueue(programs, decodes)
         return _Captured(graph, decodes)
+
+    def _enqueue(self, programs: Sequence[LaneProgram], decodes: Sequence[PagedDecode]) -> None:
+        # With one lane the next wait is for what its answer brings about: nothing is there to overlap.
+        beside = self._answers.fork if len(programs) > 1 else contextlib.nullcontext
+        for layer in range(self._pages.geometry.num_layers):
+            for program, decode in zip(programs, decodes, strict=True):
+                program.attend(layer, decode)
+                with beside():
+                    program.answer(decode.num_rows)
+        if len(programs) > 1:
+            self._answers.join()
+        for program in programs:
+            program.end()

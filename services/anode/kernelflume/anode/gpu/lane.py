@@ -112,7 +112,7 @@ class DeviceLane:
 
 @dataclass(frozen=True, slots=True)
 class LaneProgram:
-    """Enqueues a lane's share of a step: for each layer wait, attend, put back."""
+    """Enqueues a lane's share of a step on the current stream: for each layer wait, attend, put back."""
 
     kernels: ExchangeKernels
     lane: DeviceLane
@@ -134,24 +134,28 @@ class LaneProgram:
         )
 
     def attend(self, layer: int, decode: PagedDecode) -> None:
-        """Answer the queries of one layer."""
+        """Wait for the queries of one layer and attend."""
         lane, state, stream, rows = self.lane, self.lane.state.data_ptr(), stream_handle(), decode.num_rows
         self.kernels.wait_queries(state, layer=layer, status=self.status, stream=stream)
         if self.waits_in_layer:
             self.kernels.wait_append(state, index=layer, status=self.status, stream=stream)
             self._file(rows, layer, 1)
         decode.run(layer, lane.queries[:rows], lane.out[:rows], lane.lse[:rows])
+
+    def answer(self, num_rows: int) -> None:
+        """Put what ``attend`` computed."""
+        lane = self.lane
         self.kernels.put_partials(
-            state,
+            lane.state.data_ptr(),
             out_view=self.out_view,
             lse_view=self.lse_view,
             lse=lane.lse.data_ptr(),
             lse_unit=LSE_UNIT,
             staged_lse=lane.staged_lse.data_ptr(),
             lse_offset=lane.layout.lse_offset(lane.layout.max_rows),
-            num_rows=rows,
+            num_rows=num_rows,
             arrived=lane.arrived.data_ptr(),
-            stream=stream,
+            stream=stream_handle(),
         )
 
     def end(self) -> None:

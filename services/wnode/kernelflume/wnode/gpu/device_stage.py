@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernelflume.cuda.exchange import MAX_NODES, RowTables
-from kernelflume.tensor.device import stream_handle
+from kernelflume.tensor.device import SideStream, stream_handle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +48,8 @@ class DeviceStage:
     """[RowTables.num_bytes] uint8: who takes part; written between steps."""
     arrived: torch.Tensor
     """[2, MAX_NODES] int32: blocks of a put that are done, by kind and node."""
+    puts: SideStream
+    """Queries travel beside what the weight node computes next."""
 
     @classmethod
     def create(
@@ -73,6 +75,7 @@ class DeviceStage:
             status=status,
             routes=torch.from_numpy(memory).to(device),
             arrived=torch.zeros((2, MAX_NODES), dtype=torch.int32, device=device),
+            puts=SideStream(device),
         )
 
     @property
@@ -87,13 +90,14 @@ class DeviceStage:
     def dispatch_query(self, layer: int, num_rows: int) -> None:
         """Put the queries into every node that holds tokens of their sequences."""
         del layer  # one region serves all: the next layer's queries exist only once these were answered
-        self.kernels.put_queries(
-            self.routes.data_ptr(),
-            self.query_view,
-            num_rows=num_rows,
-            arrived=self.arrived[0].data_ptr(),
-            stream=stream_handle(),
-        )
+        with self.puts.fork():
+            self.kernels.put_queries(
+                self.routes.data_ptr(),
+                self.query_view,
+                num_rows=num_rows,
+                arrived=self.arrived[0].data_ptr(),
+                stream=stream_handle(),
+            )
 
     def dispatch_keys_values(self, layer: int, num_rows: int) -> None:
         """Put a layer's keys and values into the tails' nodes, unless they travel once a step."""
@@ -116,6 +120,7 @@ class DeviceStage:
 
     def end(self, num_rows: int) -> None:
         """Put all layers' keys and values where they travel once a step, and move the counters on."""
+        self.puts.join()
         if self.mode is QueryFirst.LOCAL:
             self._put_keys_values(num_rows, 0, self.layout.geometry.num_layers)
         self.kernels.advance_routes(
