@@ -33,6 +33,12 @@ def main() -> None:
     parser.add_argument("--heads", default="32:8")
     parser.add_argument("--batches", default="16,32,64,128")
     parser.add_argument("--contexts", default="2048,4096,16384")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=32,
+        help="a step's first and last layer overlap with nothing: with 8 that is a tenth of a step",
+    )
     parser.add_argument("--nodes", default="1")
     parser.add_argument("--lanes", default="1,2")
     parser.add_argument("--out", type=Path)
@@ -48,7 +54,7 @@ def main() -> None:
             base = Workload(
                 num_query_heads=queries,
                 num_kv_heads=keys,
-                num_layers=8,
+                num_layers=options.layers,
                 batch=1,
                 context=64,
                 num_nodes=num_nodes,

@@ -41,7 +41,7 @@ class LocalStage:
             pages.geometry, architecture=architecture(lane.query.device), timeout_s=1
         )
 
-    def dispatch_query(self, layer: int, num_rows: int) -> None:
+    def dispatch_query(self, layer: int, num_rows: int, *, beside: bool) -> None:
         """Nothing travels."""
 
     def dispatch_keys_values(self, layer: int, num_rows: int) -> None:

@@ -61,14 +61,19 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1)
+        self._is_forked = False
 
     @contextlib.contextmanager
     def fork(self) -> Iterator[None]:
         """Enqueue what follows on the branch, behind everything that is on the current stream so far."""
         self._stream.wait_stream(torch.cuda.current_stream())
+        self._is_forked = True
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
-        """Have the current stream wait for the branch; one that forked in a capture must join in it."""
+        """Have the current stream wait for what forked since; a branch of a capture must join in it."""
+        if not self._is_forked:
+            return
+        self._is_forked = False
         torch.cuda.current_stream().wait_stream(self._stream)

@@ -118,7 +118,6 @@ class LinkGraphs:
                 program.attend(layer, decode)
                 with beside():
                     program.answer(decode.num_rows)
-        if len(programs) > 1:
-            self._answers.join()
+        self._answers.join()
         for program in programs:
             program.end()

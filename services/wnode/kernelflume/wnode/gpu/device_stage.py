@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ class DeviceStage:
     arrived: torch.Tensor
     """[2, MAX_NODES] int32: blocks of a put that are done, by kind and node."""
     puts: SideStream
-    """Queries travel beside what the weight node computes next."""
+    """For queries that travel beside what the weight node computes next."""
 
     @classmethod
     def create(
@@ -87,10 +88,10 @@ class DeviceStage:
         """Replace the tables, in stream order; ``memory`` as ``RowTables.empty`` returns it."""
         self.routes.copy_(torch.from_numpy(memory).pin_memory(), non_blocking=True)
 
-    def dispatch_query(self, layer: int, num_rows: int) -> None:
+    def dispatch_query(self, layer: int, num_rows: int, *, beside: bool) -> None:
         """Put the queries into every node that holds tokens of their sequences."""
         del layer  # one region serves all: the next layer's queries exist only once these were answered
-        with self.puts.fork():
+        with self.puts.fork() if beside else contextlib.nullcontext():
             self.kernels.put_queries(
                 self.routes.data_ptr(),
                 self.query_view,

