@@ -85,18 +85,20 @@ def measure(
     lanes: list[int],
 ) -> dict[str, object]:
     """Measure the stages and the steps of one workload."""
+    token_ids = torch.randint(0, workload.model.vocab_size, (workload.batch,), device="cuda")
     stages: dict[int, StageTimes] = {}
     measured: dict[int, float] = {}
     for count in lanes:
         cell = workload.with_(num_lanes=count)
         alone = WeightSide(cell, decoder, [], mode=QueryFirst.LOCAL, transport=transport)
+        alone.set_inputs(token_ids)
         weight_s = alone.time_alone() / count
         alone.close()
         del alone
         release()
         side = WeightSide(cell, decoder, processes, mode=QueryFirst.LOCAL, transport=transport)
         side.link(shares_layers=True)
-        side.set_inputs(torch.randint(0, 32_000, (workload.batch,), device="cuda"))
+        side.set_inputs(token_ids)
         times, _ = side.run(STEPS)
         measured[count] = statistics.median(times[WARM:]) / workload.num_layers
         stages[count] = StageTimes(weight_s, statistics.mean(side.time_attention()), EXCHANGE_S)

@@ -198,7 +198,11 @@ class WeightSide:
         stage.upload(memory)
 
     def time_alone(self, num_steps: int = 12) -> float:
-        """Measure the weight node without any attention node, before ``link``: seconds a layer, all lanes."""
+        """Measure the weight node without any attention node, before ``link``: seconds a layer, all lanes.
+
+        Rows must differ as they do in earnest: products of equal rows switch fewer bits, and a GPU that is at
+        its power limit computes them up to a fifth faster.
+        """
         self.graphs.warm(self.workload.lane_rows)
         times = []
         for _ in range(num_steps):

@@ -161,12 +161,9 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// The last block that comes here for a node raises that node's counter, after the data of all blocks.
-__device__ void raise_when_last(unsigned* arrived, unsigned num_blocks, ucp_device_remote_mem_list_h remote,
-                                unsigned counters, size_t offset) {
-  if (threadIdx.x) return;
-  __threadfence_system();
-  if (atomicAdd(arrived, 1u) != num_blocks - 1) return;
+// The last block that comes here raises the peer's counter, after the data of all blocks. By one thread of a block.
+__device__ void raise_when_last(unsigned* arrived, ucp_device_remote_mem_list_h remote, unsigned counters, size_t offset) {
+  if (atomicAdd(arrived, 1u) != gridDim.x - 1) return;
   *arrived = 0;
   __threadfence_system();
   ucp_device_counter_inc<UCS_DEVICE_LEVEL_THREAD>(1, remote, counters, offset, 0, UCP_DEVICE_FLAG_NODELAY, nullptr);
@@ -175,41 +172,56 @@ __device__ void raise_when_last(unsigned* arrived, unsigned num_blocks, ucp_devi
 }  // namespace
 
 // Weight node: put each row's query into every node that holds earlier tokens of it.
-// Grid (blocks, kMaxNodes). `queries`: view of [max_rows, heads, head dim]. arrived: [kMaxNodes], zero.
+// Grid (blocks), which share the rows of all nodes. `queries`: view of [max_rows, heads, head dim].
+// arrived: [kMaxNodes], zero.
 extern "C" __global__ void put_queries(const LaneRoutes* routes, ucp_device_local_mem_list_h queries, unsigned row_bytes,
                                        unsigned* arrived) {
-  const unsigned node = blockIdx.y;
-  if (node >= routes->num_nodes) return;
-  const NodeRoute& route = routes->nodes[node];
-  if (!route.num_query_rows) return;
-  const int32_t* rows = routes->table(0, node);
-  for (unsigned i = blockIdx.x; i < route.num_query_rows; i += gridDim.x) {
-    ucp_device_put<UCS_DEVICE_LEVEL_BLOCK>(queries, 0, static_cast<size_t>(rows[i]) * row_bytes, route.remote, kQueries,
-                                           static_cast<size_t>(i) * row_bytes, row_bytes, 0, UCP_DEVICE_FLAG_NODELAY,
-                                           nullptr);
+  const unsigned num_nodes = routes->num_nodes;
+  unsigned before = 0;
+  for (unsigned node = 0; node < num_nodes; ++node) {
+    const NodeRoute& route = routes->nodes[node];
+    const int32_t* rows = routes->table(0, node);
+    for (unsigned i = (blockIdx.x + gridDim.x - before % gridDim.x) % gridDim.x; i < route.num_query_rows; i += gridDim.x) {
+      ucp_device_put<UCS_DEVICE_LEVEL_BLOCK>(queries, 0, static_cast<size_t>(rows[i]) * row_bytes, route.remote, kQueries,
+                                             static_cast<size_t>(i) * row_bytes, row_bytes, 0, UCP_DEVICE_FLAG_NODELAY,
+                                             nullptr);
+    }
+    before += route.num_query_rows;
   }
-  raise_when_last(arrived + node, gridDim.x, route.remote, kAttentionCounters, kQueryCounter);
+  if (threadIdx.x || !before) return;
+  __threadfence_system();
+  for (unsigned node = 0; node < num_nodes; ++node) {
+    const NodeRoute& route = routes->nodes[node];
+    if (route.num_query_rows) raise_when_last(arrived + node, route.remote, kAttentionCounters, kQueryCounter);
+  }
 }
 
 // Weight node: put keys and values of layers [first_layer, first_layer + num_layers) into the nodes that store them.
-// Grid (blocks, kMaxNodes). `rows`: view of [layers, max_rows, 2, KV heads, head dim]; the node's slot has the same
-// shape. The node's append counter rises afterwards.
+// Grid (blocks), which share the rows of all nodes. `rows`: view of [layers, max_rows, 2, KV heads, head dim]; the
+// node's slot has the same shape. The node's append counter rises afterwards.
 extern "C" __global__ void put_keys_values(const LaneRoutes* routes, ucp_device_local_mem_list_h rows, unsigned row_bytes,
                                            unsigned first_layer, unsigned num_layers, unsigned* arrived) {
-  const unsigned node = blockIdx.y;
-  if (node >= routes->num_nodes) return;
-  const NodeRoute& route = routes->nodes[node];
-  if (!route.num_kv_rows) return;
-  const int32_t* kv_rows = routes->table(2, node);
-  for (unsigned i = blockIdx.x; i < route.num_kv_rows * num_layers; i += gridDim.x) {
-    const size_t layer = first_layer + i / route.num_kv_rows;
-    const size_t row = i % route.num_kv_rows;
-    const size_t first = layer * routes->max_rows;
-    ucp_device_put<UCS_DEVICE_LEVEL_BLOCK>(rows, 0, (first + kv_rows[row]) * row_bytes, route.remote, kAppends,
-                                           route.append_offset + (first + row) * row_bytes, row_bytes, 0,
-                                           UCP_DEVICE_FLAG_NODELAY, nullptr);
+  const unsigned num_nodes = routes->num_nodes;
+  unsigned before = 0;
+  for (unsigned node = 0; node < num_nodes; ++node) {
+    const NodeRoute& route = routes->nodes[node];
+    const unsigned num_rows = route.num_kv_rows;
+    const int32_t* kv_rows = routes->table(2, node);
+    for (unsigned i = (blockIdx.x + gridDim.x - before % gridDim.x) % gridDim.x; i < num_rows * num_layers; i += gridDim.x) {
+      const size_t first = static_cast<size_t>(first_layer + i / num_rows) * routes->max_rows;
+      const size_t row = i % num_rows;
+      ucp_device_put<UCS_DEVICE_LEVEL_BLOCK>(rows, 0, (first + kv_rows[row]) * row_bytes, route.remote, kAppends,
+                                             route.append_offset + (first + row) * row_bytes, row_bytes, 0,
+                                             UCP_DEVICE_FLAG_NODELAY, nullptr);
+    }
+    before += num_rows * num_layers;
   }
-  raise_when_last(arrived + node, gridDim.x, route.remote, kAttentionCounters, kAppendCounter);
+  if (threadIdx.x || !before) return;
+  __threadfence_system();
+  for (unsigned node = 0; node < num_nodes; ++node) {
+    const NodeRoute& route = routes->nodes[node];
+    if (route.num_kv_rows) raise_when_last(arrived + node, route.remote, kAttentionCounters, kAppendCounter);
+  }
 }
 
 // Weight node: attention of each row over everything, out of the row's own key and value (unless own == 0) and the
@@ -317,7 +329,9 @@ extern "C" __global__ void put_partials(const LaneState* lane, ucp_device_local_
                                            lse_offset + first * sizeof(float), num_heads * sizeof(float), 0,
                                            UCP_DEVICE_FLAG_NODELAY, nullptr);
   }
-  raise_when_last(arrived, gridDim.x, lane->remote, kWeightCounters, 0);
+  if (threadIdx.x) return;
+  __threadfence_system();
+  raise_when_last(arrived, lane->remote, kWeightCounters, 0);
 }
 
 // Attention node: file appended keys and values of layers [first_layer, first_layer + gridDim.y) into pages.

@@ -156,7 +156,7 @@ class ExchangeKernels:
         """Put up to ``num_rows`` queries a node; ``arrived`` is [MAX_NODES] uint32 of zeros."""
         self._module.launch(
             "put_queries",
-            grid=(min(num_rows, _PUT_BLOCKS), MAX_NODES),
+            grid=(min(num_rows, _PUT_BLOCKS), 1),
             threads=_PUT_THREADS,
             stream=stream,
             arguments=(
@@ -181,7 +181,7 @@ class ExchangeKernels:
         """Put the keys and values of some layers, and raise the nodes' append counters."""
         self._module.launch(
             "put_keys_values",
-            grid=(min(num_rows * num_layers, 2 * _PUT_BLOCKS), MAX_NODES),
+            grid=(min(num_rows * num_layers, 2 * _PUT_BLOCKS), 1),
             threads=_PUT_THREADS,
             stream=stream,
             arguments=(
