@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.replicas --out replicas.json
 
-Two replicas take half of the batch each; one weight node and one attention node take all of it. Also printed: how
-many tokens of context each arrangement holds in ``--memory`` of every GPU, which says at which context a replica
-must shrink its batch, and one pool of attention nodes need not.
+Two replicas take half of the batch each; one weight node and one attention node take all of it. Also printed:
+how many tokens of context each arrangement holds in ``--memory`` of every GPU, which says at which context a
+replica must shrink its batch, and one pool of attention nodes need not.
 """
 
 from __future__ import annotations
