@@ -147,11 +147,11 @@ class Stack:
 
 
 @contextlib.contextmanager
-def serve(log_dir: Path, *arguments: str, **environment: str) -> Iterator[Stack]:
-    """Serve the small real model; whatever happens, no process is left behind."""
+def serve(log_dir: Path, *arguments: str, model: str = "smollm2", **environment: str) -> Iterator[Stack]:
+    """Serve a model, the small real one by default; whatever happens, no process is left behind."""
     flags = ["--port", "0", "--scaler-port", "0", "--log-dir", str(log_dir), "--start-timeout", str(WAIT_S)]
     process = subprocess.Popen(
-        [*COMMAND, "serve", "smollm2", *flags, *arguments],
+        [*COMMAND, "serve", model, *flags, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

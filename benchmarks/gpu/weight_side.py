@@ -22,7 +22,7 @@ from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
 from kernelflume.wnode.gpu.graph import StepGraphs
 from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.program import StepProgram
-from kernelflume.wnode.model.decoder import Decoder, build_decoder
+from kernelflume.wnode.model.decoder import Decoder, random_decoder
 
 if TYPE_CHECKING:
     from benchmarks.gpu.workload import Workload
@@ -31,26 +31,13 @@ if TYPE_CHECKING:
     from kernelflume.transport.nixl import NixlTransport
 
 
-class DeviceWeights:
-    """Random weights drawn on the GPU, which takes a second where the CPU takes a minute."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator("cuda").manual_seed(seed)
-
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Return norm weights around 1, all else around 0."""
-        centre = 1.0 if name.endswith("norm.weight") else 0.0
-        values = torch.randn(shape, generator=self._generator, device="cuda", dtype=torch.bfloat16)
-        return values * 0.02 + centre
-
-
 def make_decoder(workload: Workload) -> Decoder:
     """Return the model on the present GPU."""
-    return build_decoder(
+    return random_decoder(
         workload.model,
-        DeviceWeights(1),
         dtype=getattr(torch, workload.dtype),
         device=torch.device("cuda", torch.cuda.current_device()),
+        seed=1,
         pack_weights=False,
     )
 

@@ -290,6 +290,15 @@ def test_devices_are_passed_on_only_where_they_were_asked_for() -> None:
     assert '--attention-node-devices ["cuda:1", "cuda:2"]' in asked
 
 
+def test_dummy_weights_are_told_to_all_who_know_the_model() -> None:
+    _, (_, plain, plain_router) = plan(OPTIONS)
+    _, (_, wnode, router) = plan(replace(OPTIONS, load_format="dummy"))
+    assert "--load-format" not in {*flags(plain), *flags(plain_router)}
+    # The seed is part of the model's revision, which the router asks of weight nodes.
+    for part in (wnode, router):
+        assert (flags(part)["--load-format"], flags(part)["--seed"]) == ("dummy", "7")
+
+
 def test_keys_and_values_on_gpus_are_not_counted_against_host_memory() -> None:
     on_gpus = replace(OPTIONS, device="cuda", attention_devices=("cuda",))
     assert OPTIONS.uses_host_memory

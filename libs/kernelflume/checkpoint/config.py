@@ -71,6 +71,20 @@ class ModelConfig:
                 f"model: head_dim must be even for rotary embeddings, not {self.head_dim}"
             )
 
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all tensors of this architecture together."""
+        hidden, query, key_value = (
+            self.hidden_size,
+            self.num_query_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        )
+        layer = 2 * hidden + 2 * (query + key_value) * hidden + 3 * self.intermediate_size * hidden
+        layer += self.qkv_bias * (query + 2 * key_value) + self.output_bias * hidden
+        layer += self.mlp_bias * (2 * self.intermediate_size + hidden) + self.qk_norm * 2 * self.head_dim
+        tables = 1 if self.tie_word_embeddings else 2
+        return tables * self.vocab_size * hidden + self.num_layers * layer + hidden
+
     def concrete_dtype(self, asked: str, device: str) -> str:
         """Return the number format to compute in: as asked for, or what ``auto`` means on a device.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.checkpoint.config import ModelConfig
 from kernelflume.checkpoint.conversion import convert_gguf
+from kernelflume.checkpoint.dummy import DummyWeights
 from kernelflume.checkpoint.index import WeightIndex
 from kernelflume.core.errors import ConfigurationError
 
@@ -36,9 +37,10 @@ class Checkpoint:
     path: Path
     """Folder with config.json, safetensors and tokenizer.json."""
     config: ModelConfig
-    weights: WeightIndex
+    weights: WeightIndex | DummyWeights
     revision: str
-    """Fingerprint of the configuration, the tensor table and samples of the weights: 12 hex digits."""
+    """Fingerprint of the configuration, the tensor table and samples of the weights, or of the seed of dummy
+    weights: 12 hex digits."""
 
     def geometry(self, dtype: str, kv_dtype: str, model_id: str | None = None) -> KvGeometry:
         """Return what attention nodes learn of this model; ``model_id`` defaults to the checkpoint's."""
@@ -50,6 +52,7 @@ def resolve(
     *,
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    dummy_seed: int | None = None,
 ) -> Checkpoint:
     """Find ``model`` and bring it into Hugging Face layout.
 
@@ -58,19 +61,20 @@ def resolve(
         cache_dir: where converted GGUF files are kept; default ``$KERNELFLUME_CACHE``, else
             ``$XDG_CACHE_HOME/kernelflume``, else ``~/.cache/kernelflume``.
         progress: called while a GGUF file is converted, with bytes written so far and in all.
+        dummy_seed: have weights drawn from this seed; stored ones are left alone, and need not be there.
 
     Raises:
         ConfigurationError: there is no such model, or it cannot be used; the message says why.
     """
     if model == SMOLLM2:
-        return _from_gguf(_smollm2_file(), SMOLLM2, cache_dir, progress)
+        return _from_gguf(_smollm2_file(), SMOLLM2, cache_dir, progress, dummy_seed)
     path = Path(model).expanduser()
     if path.is_dir():
-        return _from_folder(path, path.resolve().name)
+        return _from_folder(path, path.resolve().name, dummy_seed)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ConfigurationError(f"model: {path} is neither a folder nor a .gguf file")
-        return _from_gguf(path, path.stem, cache_dir, progress)
+        return _from_gguf(path, path.stem, cache_dir, progress, dummy_seed)
     raise ConfigurationError(
         f"model: {model!r} is not a folder, not a .gguf file, and not the name {SMOLLM2!r}"
     )
@@ -85,9 +89,13 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "kernelflume"
 
 
-def _from_folder(folder: Path, model_id: str) -> Checkpoint:
+def _from_folder(folder: Path, model_id: str, dummy_seed: int | None) -> Checkpoint:
     config = ModelConfig.from_folder(folder)
-    weights = WeightIndex.from_folder(folder)
+    weights = (
+        WeightIndex.from_folder(folder)
+        if dummy_seed is None
+        else DummyWeights(dummy_seed, config.num_weights)
+    )
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     digest.update(weights.digest)
     return Checkpoint(
@@ -96,10 +104,14 @@ def _from_folder(folder: Path, model_id: str) -> Checkpoint:
 
 
 def _from_gguf(
-    file: Path, model_id: str, cache_dir: Path | None, progress: Callable[[int, int], None] | None
+    file: Path,
+    model_id: str,
+    cache_dir: Path | None,
+    progress: Callable[[int, int], None] | None,
+    dummy_seed: int | None,
 ) -> Checkpoint:
     folder = convert_gguf(file, cache_dir=cache_dir or default_cache_dir(), progress=progress)
-    return _from_folder(folder, model_id)
+    return _from_folder(folder, model_id, dummy_seed)
 
 
 def _smollm2_file() -> Path:

@@ -96,6 +96,15 @@ Dtype = Annotated[
 ]
 
 
+LoadFormat = Annotated[
+    Literal["auto", "dummy"],
+    typer.Option(
+        help="`dummy` draws random weights from --seed and reads none: the model's folder needs only "
+        "config.json and a tokenizer. For benchmarks; what such a model answers is meaningless."
+    ),
+]
+
+
 def new_operation_id() -> str:
     """Return a name that no other operation has."""
     return f"cli-{uuid.uuid4().hex[:12]}"

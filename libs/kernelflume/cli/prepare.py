@@ -57,7 +57,7 @@ def prepare(
         fault := asyncio.run(store_fault(options.redis_url, options.cluster))
     ):
         raise ConfigurationError(f"--redis-url: {fault}")
-    return options, plan(options, find_model(options.model, reporter))
+    return options, plan(options, find_model(options.model, reporter, options.dummy_seed))
 
 
 def with_ports(options: StackOptions) -> StackOptions:
@@ -204,8 +204,10 @@ def make_log_dir(log_dir: Path) -> None:
         raise ConfigurationError(f"--log-dir: cannot make {log_dir}: {error.strerror}") from error
 
 
-def find_model(model: str, reporter: StartReporter) -> Checkpoint:
+def find_model(model: str, reporter: StartReporter, dummy_seed: int | None = None) -> Checkpoint:
     """Find the model, converting it with a progress bar when it is a GGUF file seen for the first time.
+
+    With ``dummy_seed`` its weights are drawn, and need not be there.
 
     Raises:
         ConfigurationError: there is no such model, or it cannot be used.
@@ -215,7 +217,9 @@ def find_model(model: str, reporter: StartReporter) -> Checkpoint:
     began = clock.now()
     reporter.working("model", title)
     checkpoint = resolve(
-        model, progress=lambda done, total: reporter.fraction("model", f"converting {title}", done / total)
+        model,
+        progress=lambda done, total: reporter.fraction("model", f"converting {title}", done / total),
+        dummy_seed=dummy_seed,
     )
     reporter.ready("model", title, clock.now() - began)
     return checkpoint

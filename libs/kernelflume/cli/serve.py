@@ -12,7 +12,16 @@ import typer
 from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import MODEL_HELP, Dtype, amounts, device_name, device_names, state_dir, utf8
+from kernelflume.cli.options import (
+    MODEL_HELP,
+    Dtype,
+    LoadFormat,
+    amounts,
+    device_name,
+    device_names,
+    state_dir,
+    utf8,
+)
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
 from kernelflume.cli.scaling_files import (
@@ -59,6 +68,7 @@ def serve(
         ),
     ] = None,
     dtype: Dtype = "auto",
+    load_format: LoadFormat = "auto",
     device: Annotated[
         str,
         typer.Option(callback=device_name, help="Where the model computes: cpu, cuda or cuda:N."),
@@ -96,7 +106,7 @@ def serve(
         Path | None,
         typer.Option(PROFILE_FLAG, help="Performance profile of the model; an SLO in the policy needs it."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of requests that bring none, and of random weights.")] = 0,
     provider_asked: Annotated[
         Literal["process", "ray"] | None,
         typer.Option(
@@ -216,6 +226,7 @@ def serve(
         redis_url=redis_url,
         cluster=cluster,
         seed=seed,
+        load_format=load_format,
         transport_error_handling=transport_error_handling or ("none" if provider == "process" else "peer"),
         log_level=log_level,
         log_dir=(log_dir or state_dir() / str(port)).absolute(),
@@ -238,6 +249,8 @@ def serve(
         num_cpus=len(os.sched_getaffinity(0)),
     ):
         typer.echo(f"kernelflume: warning: {POLICY_FLAG}: {policy_file}: {warning}", err=True)
+    if load_format == "dummy":
+        typer.echo("kernelflume: warning: --load-format dummy: all answers are meaningless", err=True)
     with errors_as_exit():
         with reporter_for(err) as reporter:
             options, stages = prepare(options, reporter)

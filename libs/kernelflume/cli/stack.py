@@ -58,6 +58,7 @@ class StackOptions:
     """None starts an embedded server."""
     cluster: str
     seed: int
+    """Of requests that bring none, and of dummy weights."""
     transport_error_handling: str
     """``peer`` or ``none``; all nodes need the same."""
     log_level: str
@@ -66,6 +67,8 @@ class StackOptions:
     """Where the weight node computes: ``cpu``, ``cuda`` or ``cuda:N``."""
     attention_devices: tuple[str, ...] = (CPU,)
     """Where attention nodes keep and attend to keys and values, taken in turn."""
+    load_format: str = "auto"
+    """``auto`` or ``dummy``: see ``DummyWeights``."""
     common_flags: tuple[str, ...] = ()
     """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
     admin_token_file: Path | None = None
@@ -91,6 +94,11 @@ class StackOptions:
     """CPUs that a weight node on Ray asks for; also the threads of its kernels."""
     weight_node_resources: str = "{}"
     """Custom resources that a weight node on Ray asks for, as the JSON object that Ray's settings take."""
+
+    @property
+    def dummy_seed(self) -> int | None:
+        """Seed of random weights, or None where the checkpoint's own are read."""
+        return self.seed if self.load_format == "dummy" else None
 
     @property
     def uses_host_memory(self) -> bool:
@@ -165,12 +173,14 @@ def plan_stack(
         command=tuple(embedded_redis),
         probes=((Probe.STORE, redis_url),),
     )
+    weights = ("--load-format", options.load_format) if options.load_format != "auto" else ()
     scaler = _scaler(options, geometry=geometry, threads=threads, flags=(*transport, *common))
     model = (
         *("--served-model-id", geometry.model_id),
         *("--dtype", geometry.dtype),
         *(("--device", options.device) if options.device != CPU else ()),
         *("--seed", str(options.seed)),
+        *weights,
         *transport,
         *lengths,
     )
@@ -201,6 +211,7 @@ def plan_stack(
             *("--shutdown-timeout", "3"),
             *("--model", str(checkpoint)),
             *("--served-model-name", ",".join(options.served_model_names or (options.model,))),
+            *((*weights, "--seed", str(options.seed)) if weights else ()),
             *lengths,
             *common,
         ),

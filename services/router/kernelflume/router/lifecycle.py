@@ -58,7 +58,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     """
     with ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer") as executor:
         loop = asyncio.get_running_loop()
-        checkpoint = await loop.run_in_executor(executor, resolve, settings.model)
+        checkpoint = await loop.run_in_executor(
+            executor, lambda: resolve(settings.model, dummy_seed=settings.dummy_seed)
+        )
         tokenizer = await loop.run_in_executor(
             executor, lambda: Tokenizer.load(checkpoint.path, executor=executor)
         )

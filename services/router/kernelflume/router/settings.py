@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -34,6 +34,10 @@ class RouterSettings(ServiceSettings):
     """TCP port to listen on; 0 takes any free one."""
     model: str = Field(min_length=1)
     """Model whose tokenizer and chat template are used: a Hugging Face folder, a .gguf file, or `smollm2`."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """As the weight nodes': with `dummy` the model's folder needs no weights."""
+    seed: int = 0
+    """With `load_format` dummy, the weight nodes' seed: there it is part of what the model is."""
     served_model_name: NameList = ()
     """Names the model is served under; default: what `model` says."""
     max_model_len: int | None = Field(default=None, ge=2)
@@ -60,6 +64,11 @@ class RouterSettings(ServiceSettings):
     """Seconds that running requests have to end after SIGTERM."""
     tokenizer_threads: int = Field(default=2, ge=1)
     """Threads for long prompts; short ones are tokenized in place, faster than they could be handed over."""
+
+    @property
+    def dummy_seed(self) -> int | None:
+        """Seed of random weights, or None where the checkpoint has its own."""
+        return self.seed if self.load_format == "dummy" else None
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -45,7 +45,9 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         ConfigurationError: a setting cannot work.
         UnavailableError: the engine ended.
     """
-    checkpoint = await asyncio.to_thread(resolve, settings.model)
+    checkpoint = await asyncio.to_thread(resolve, settings.model, dummy_seed=settings.dummy_seed)
+    if settings.load_format == "dummy":
+        logger.warning("load_format=dummy: the weights are random, what this model answers is meaningless")
     dtype = checkpoint.config.concrete_dtype(settings.dtype, settings.device)
     geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
     max_model_len = _max_model_len(settings, checkpoint.config)

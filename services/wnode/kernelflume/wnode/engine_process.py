@@ -57,7 +57,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
     started = time.monotonic()
     num_threads = settings.threads or os.cpu_count() or 1
     torch.set_num_threads(num_threads)
-    checkpoint = resolve(settings.model)
+    checkpoint = resolve(settings.model, dummy_seed=settings.dummy_seed)
     device = choose_device(settings.device)
     decoder = load_decoder(
         checkpoint, dtype=getattr(torch, geometry.dtype), device=device, pack_weights=device.type == "cpu"

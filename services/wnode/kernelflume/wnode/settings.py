@@ -23,6 +23,9 @@ class WeightNodeSettings(ServiceSettings):
     """Hugging Face folder, .gguf file, or `smollm2`."""
     served_model_id: str = ""
     """Model name in the handshake with attention nodes; the name of the model's folder by default."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy` draws random weights from `seed`, on the device, and reads none: the model's folder needs only
+    config.json and, for the router, a tokenizer. For benchmarks: what such a model answers is meaningless."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Format of weights and activations; auto is float32 on a CPU, where others are slower, and the
     checkpoint's own on a GPU."""
@@ -53,7 +56,7 @@ class WeightNodeSettings(ServiceSettings):
     """Prompts of at least twice as many tokens are spread over the attention nodes, in ranges of at least so
     many, so that several nodes scan a long context and fill alike; 0 keeps each prompt on one node."""
     seed: int = 0
-    """Seed of requests that bring none; each then draws its own from it."""
+    """Seed of requests that bring none; each then draws its own from it. Also of `dummy` weights."""
     threads: int = Field(default=0, ge=0)
     """Threads of the model's kernels; 0 takes all cores."""
     threads_beside_attention: int = Field(default=0, ge=0)
@@ -77,3 +80,8 @@ class WeightNodeSettings(ServiceSettings):
     """Interface on which attention nodes ring."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Prometheus endpoint; 0 for none."""
+
+    @property
+    def dummy_seed(self) -> int | None:
+        """Seed of random weights, or None where the checkpoint's own are read."""
+        return self.seed if self.load_format == "dummy" else None

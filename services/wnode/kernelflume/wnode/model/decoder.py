@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name every PyTorch program uses
 from torch import Tensor
 
+from kernelflume.checkpoint.dummy import DummyWeights
 from kernelflume.wnode.model.layer import DecoderLayer, scripted
 from kernelflume.wnode.model.layers import RmsNorm, interleave_halves, rotation
 from kernelflume.wnode.model.linear import gain_exponent, make_linear
@@ -110,21 +111,21 @@ def load_decoder(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    random_seed: int | None = None,
     pack_weights: bool = True,
 ) -> Decoder:
-    """Read ``checkpoint`` into a decoder; with ``random_seed`` only its configuration is used.
+    """Read ``checkpoint`` into a decoder, or draw its weights where they are dummies.
 
     ``pack_weights`` allows the packed storage of ``Linear`` where it loses nothing.
 
     Raises:
         ConfigurationError: a tensor is missing, left over, of the wrong shape, or cannot be read.
     """
-    if random_seed is not None:
+    stored = checkpoint.weights
+    if isinstance(stored, DummyWeights):
         return random_decoder(
-            checkpoint.config, dtype=dtype, device=device, seed=random_seed, pack_weights=pack_weights
+            checkpoint.config, dtype=dtype, device=device, seed=stored.seed, pack_weights=pack_weights
         )
-    with StoredWeights(checkpoint.weights) as weights:
+    with StoredWeights(stored) as weights:
         decoder = build_decoder(
             checkpoint.config, weights, dtype=dtype, device=torch.device(device), pack_weights=pack_weights
         )
@@ -140,10 +141,13 @@ def random_decoder(
     seed: int,
     pack_weights: bool = True,
 ) -> Decoder:
-    """Return a decoder of ``config``'s shape with weights drawn from ``seed``: equal for equal seeds."""
-    return build_decoder(
-        config, RandomWeights(seed), dtype=dtype, device=torch.device(device), pack_weights=pack_weights
-    )
+    """Return a decoder of ``config``'s shape with weights drawn from ``seed`` on ``device``.
+
+    They are equal for equal seeds on the same kind of device.
+    """
+    place = torch.device(device)
+    weights = RandomWeights(seed, place)
+    return build_decoder(config, weights, dtype=dtype, device=place, pack_weights=pack_weights)
 
 
 @torch.inference_mode()
