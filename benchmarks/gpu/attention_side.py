@@ -154,7 +154,7 @@ class AttentionSide:
                 out_view=self.transport.local_view(out),
                 lse_view=self.transport.local_view(lse),
                 status=self.status.address,
-                waits_in_layer=self.share.in_layer and self.share.appends,
+                waits_in_layer=self.share.in_layer,
             )
             for lane, out, lse in zip(self.lanes, self.out_regions, self.lse_regions, strict=True)
         ]
@@ -261,8 +261,14 @@ def exchange_warm_write(transport: NixlTransport, peer: Offer, local: MemoryRegi
             raise UnavailableError(f"no warm write of {peer.name}")
 
 
-def attention_main(connection: Connection, name: str, device: int) -> None:
-    """Orders: ("open", workload, share, shares_layers, seed), ("connect", offer), ("run", n), ("stop",)."""
+def attention_main(
+    connection: Connection, name: str, device: int, kind: type[AttentionSide] = AttentionSide
+) -> None:
+    """Run an attention node of a ``kind`` until told to stop.
+
+    Orders: ("open", workload, share, shares_layers, seed), ("connect", offer), ("run", n), ("time",),
+    ("call", method, *arguments), ("stop",).
+    """
     torch.cuda.set_device(device)
     torch.zeros(1, device="cuda")
     transport = NixlTransport(name, error_handling="peer", memory="VRAM")
@@ -280,7 +286,7 @@ def attention_main(connection: Connection, name: str, device: int) -> None:
                 side = None
                 torch.cuda.empty_cache()
                 workload, share, shares_layers, seed = values
-                side = AttentionSide(transport, device, workload, share, shares_layers=shares_layers)
+                side = kind(transport, device, workload, share, shares_layers=shares_layers)
                 side.fill(seed)
                 connection.send(side.offer())
             elif order == "connect" and side is not None:
@@ -290,6 +296,8 @@ def attention_main(connection: Connection, name: str, device: int) -> None:
                 connection.send(("timed", side.time_attention()))
             elif order == "run" and side is not None:
                 connection.send(("ran", side.run(values[0])))
+            elif order == "call" and side is not None:
+                connection.send(("called", getattr(side, values[0])(*values[1:])))
     except Exception as error:  # noqa: BLE001 - told to the process that waits for an answer
         import traceback
 

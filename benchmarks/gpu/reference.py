@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from benchmarks.gpu.attention_side import fill_pages, make_pages
+from benchmarks.gpu.history import row_history, store_tokens
 
 from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
@@ -18,6 +19,8 @@ from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.program import StepProgram
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.gpu.workload import Workload
 
     from kernelflume.anode.gpu.device_pages import DevicePages
@@ -128,3 +131,39 @@ class Reference:
                 logits.append(lane.clone())
         torch.cuda.synchronize()
         return [marks[2 * i].elapsed_time(marks[2 * i + 1]) * 1e-3 for i in range(num_steps)], logits
+
+
+class RaggedReference(Reference):
+    """The same with a context of each row's own, and given inputs."""
+
+    def __init__(self, workload: Workload, decoder: Decoder, contexts: Sequence[int]) -> None:
+        """File every row's history; ``workload.context`` is the longest."""
+        self.row_tokens = np.asarray(contexts, np.int64)
+        super().__init__(workload, decoder, shares_layers=False)
+        for row, num_tokens in enumerate(contexts):
+            history = row_history(workload, row, num_tokens, decoder.device)
+            store_tokens(self.pages, row * self.pages_a_row, history)
+        torch.cuda.synchronize()
+
+    def take_step(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Run a step of given inputs, int64 [batch] each; return its logits [batch, vocab]."""
+        self.lane.token_ids.copy_(token_ids)
+        self.lane.positions.copy_(positions)
+        torch.cuda.synchronize()
+        self._plan()
+        (logits,) = self.graphs.replay((self.workload.batch,))
+        self.row_tokens += 1
+        torch.cuda.synchronize()
+        return logits.clone()
+
+    def _plan(self) -> None:
+        size = self.workload.page_tokens
+        first = np.arange(self.workload.batch) * self.pages_a_row
+        held = self.row_tokens + 1
+        pages = -(-held // size)
+        indptr = np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
+        offsets = np.arange(indptr[-1]) - np.repeat(indptr[:-1], pages)
+        indices = (np.repeat(first, pages) + offsets).astype(np.int32)
+        self.decode.plan(PageTable(indptr, indices, (held - (pages - 1) * size).astype(np.int32)))
+        slots = (first + self.row_tokens // size) * size + self.row_tokens % size
+        self.stage.slots.copy_(torch.from_numpy(slots).pin_memory(), non_blocking=True)

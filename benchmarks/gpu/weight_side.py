@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from benchmarks.gpu.attention_side import TIMEOUT_S, Offer, Share, attention_main, exchange_warm_write
+from benchmarks.gpu.attention_side import (
+    TIMEOUT_S,
+    AttentionSide,
+    Offer,
+    Share,
+    attention_main,
+    exchange_warm_write,
+)
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.cuda.exchange import COUNTERS_BYTES, NODE_ROUTE, ExchangeKernels, RowTables
@@ -25,6 +32,8 @@ from kernelflume.wnode.gpu.program import StepProgram
 from kernelflume.wnode.model.decoder import Decoder, random_decoder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.gpu.workload import Workload
 
     from kernelflume.core.regions import MemoryRegion
@@ -45,11 +54,12 @@ def make_decoder(workload: Workload) -> Decoder:
 class AttentionProcess:
     """A child process with an attention node in it."""
 
-    def __init__(self, index: int, device: int) -> None:
+    def __init__(self, index: int, device: int, kind: type[AttentionSide] = AttentionSide) -> None:
         context = multiprocessing.get_context("spawn")
         self.name = f"a{index}#1"
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=attention_main, args=(theirs, self.name, device), daemon=True)
+        arguments = (theirs, self.name, device, kind)
+        self._process = context.Process(target=attention_main, args=arguments, daemon=True)
         self._process.start()
 
     def tell(self, *order: Any) -> None:
@@ -138,31 +148,37 @@ class WeightSide:
         return self.registered[-1]
 
     def link(self, *, shares_layers: bool, seed: int = 7) -> None:
-        """Open every attention node, connect, fill the routes and capture."""
-        rows = self.workload.lane_rows
-        torch.cuda.synchronize()
-        self.graphs.warm(rows)
+        """Open every attention node with an equal share, connect, fill the routes and capture."""
         count = len(self.processes)
-        for index, process in enumerate(self.processes):
-            held = self.workload.context // count
-            share = Share(
-                tuple((held,) * lane_rows for lane_rows in rows),
+        held = self.workload.context // count
+        shares = [
+            Share(
+                tuple((held,) * lane_rows for lane_rows in self.workload.lane_rows),
                 appends=index == count - 1,
                 in_layer=self.mode is not QueryFirst.LOCAL,
             )
+            for index in range(count)
+        ]
+        self.open(shares, shares_layers=shares_layers, seed=seed)
+        for index, stage in enumerate(self.stages):
+            self._upload(stage, index, [lanes[index] for lanes in self.node_views])
+        torch.cuda.synchronize()
+
+    def open(self, shares: Sequence[Share], *, shares_layers: bool, seed: int = 7) -> None:
+        """Capture, open every attention node with its share, and connect."""
+        torch.cuda.synchronize()
+        self.graphs.warm(self.workload.lane_rows)
+        for index, (process, share) in enumerate(zip(self.processes, shares, strict=True)):
             process.tell("open", self.workload, share, shares_layers, seed + index)
         offers: list[Offer] = [process.answer() for process in self.processes]
-        views = []
+        self.node_views: list[list[int]] = []
         for process, offer, regions in zip(self.processes, offers, self.arrival_regions, strict=True):
             process.tell("connect", Offer("w0#1", self.transport.metadata(), regions))
             self.transport.connect(offer.name, offer.metadata)
             exchange_warm_write(self.transport, offer, self.small_region)
             process.answer(self.transport)
-            views.append([self.transport.remote_view(offer.name, lane) for lane in offer.lanes])
-            self.views += views[-1]
-        for index, stage in enumerate(self.stages):
-            self._upload(stage, index, [lanes[index] for lanes in views])
-        torch.cuda.synchronize()
+            self.node_views.append([self.transport.remote_view(offer.name, lane) for lane in offer.lanes])
+            self.views += self.node_views[-1]
 
     def _upload(self, stage: DeviceStage, lane: int, views: list[int]) -> None:
         num_rows = self.workload.lane_rows[lane]

@@ -26,6 +26,7 @@ class Workload:
     num_lanes: int = 1
     """Microbatches."""
     page_tokens: int = 64
+    vocab_size: int = 32_000
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
 
@@ -46,7 +47,7 @@ class Workload:
             num_query_heads=self.num_query_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=HEAD_DIM,
-            vocab_size=32_000,
+            vocab_size=self.vocab_size,
             rms_norm_eps=1e-5,
             rope=RopeParameters(theta=500_000.0),
             max_position_embeddings=1 << 20,
