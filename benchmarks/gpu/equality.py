@@ -3,10 +3,11 @@
     python -m benchmarks.gpu.equality --out equality.json
 
 Bfloat16 rounds to 8 bits, so no two programs that group their sums differently agree to the last bit. The
-question is whether exchanging partials loses more than rounding does: the error of each program is its distance
-from the same model in float32, with the same weights, keys and values, and the disaggregated one may have
-``--bound`` times that of one GPU alone. Inputs are given (teacher forcing), so that later steps compare like
-with like. Contexts are ragged, shares of nodes uneven, and from the fourth step on tails lie on other nodes.
+question is whether exchanging partials loses more than rounding does: the error of each program is its
+distance from the same model in float32, with the same weights, keys and values, and the disaggregated one may
+have ``--bound`` times that of one GPU alone. Inputs are given (teacher forcing), so that later steps compare
+like with like. Contexts are ragged, shares of nodes uneven, and from the fourth step on tails lie on other
+nodes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,9 +61,7 @@ class Inputs:
 
 def error(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> tuple[float, float, float]:
     """Return the relative error of all steps, the worst step's, and the share of equal greedy tokens."""
-    steps = [
-        ((mine - theirs).norm() / theirs.norm()).item() for mine, theirs in zip(found, exact, strict=True)
-    ]
+    steps = [((a - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
     mine, theirs = torch.cat(list(found)), torch.cat(list(exact))
     equal = (mine.argmax(-1) == theirs.argmax(-1)).float().mean().item()
     return ((mine - theirs).norm() / theirs.norm()).item(), max(steps), equal
@@ -123,10 +124,8 @@ def compare(
     print(f"{workload.name}, {workload.num_layers} layers, contexts {min(inputs.contexts)} to "
           f"{max(inputs.contexts)}: one GPU alone {base:.3e} (worst step {base_worst:.3e}) from float32, "
           f"{base_equal:.3f} of greedy tokens its own", flush=True)  # fmt: skip
-    print(
-        "| nodes | split | mode | M | error | of one GPU's | worst step's | from one GPU | greedy | captures |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("| nodes | split | mode | M | error | of one GPU's | worst step's | from one GPU | greedy |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     rows = []
     for num_nodes in map(int, options.nodes.split(",")):
         for kind in KINDS[: 1 if num_nodes == 1 else None]:
@@ -156,11 +155,11 @@ def compare(
                         "from_alone": error(found, reference)[0],
                         "greedy_equal": equal,
                         "captures": captures,
-                        "holds": total <= options.bound * base,
+                        "holds": total <= options.bound * base and captures == 1,
                     }
                     rows.append(row)
                     print(f"| {num_nodes} | {kind} | {mode} | {lanes} | {total:.3e} | {total / base:.3f} | "
-                          f"{worst / base_worst:.3f} | {row['from_alone']:.3e} | {equal:.3f} | {captures} |",
+                          f"{worst / base_worst:.3f} | {row['from_alone']:.3e} | {equal:.3f} |",
                           flush=True)  # fmt: skip
     alone_row = {"cell": workload.name, "layers": workload.num_layers, "nodes": 0, "error": base,
                  "greedy_equal": base_equal, "holds": True}  # fmt: skip
@@ -185,15 +184,17 @@ def main() -> None:
     parser.add_argument("--mps", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with mps() as variables:
-        # Before the first call of CUDA: this process is a client too, for its memory is shared with theirs.
-        os.environ.update(variables if options.mps else {})
-        rows = run(options)
+    if options.mps:
+        with mps() as variables:
+            # The daemon ends once its clients have, and this process never becomes one.
+            command = [sys.executable, "-m", "benchmarks.gpu.equality", *sys.argv[1:], "--no-mps"]
+            raise SystemExit(subprocess.run(command, env=os.environ | variables, check=False).returncode)
+    rows = run(options)
     ratios = [float(str(row["of_alone"])) for row in rows if "of_alone" in row]
     print(f"largest error {max(ratios):.3f} of one GPU's, mean {sum(ratios) / len(ratios):.3f}, "
           f"of {len(ratios)} runs; bound {options.bound}")  # fmt: skip
     if not all(row["holds"] for row in rows):
-        raise SystemExit("the bound does not hold")
+        raise SystemExit("the bound does not hold, or a change of routes captured a graph")
 
 
 def run(options: argparse.Namespace) -> list[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from benchmarks.gpu.attention_side import TIMEOUT_S, AttentionSide, Share
 from benchmarks.gpu.history import row_history, store_tokens
-from benchmarks.gpu.split import LaneRows, Split
 from benchmarks.gpu.weight_side import AttentionProcess, WeightSide
 
 from kernelflume.anode.gpu.lane import PARITIES
@@ -23,6 +23,7 @@ from kernelflume.wnode.gpu.device_stage import QueryFirst
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.gpu.split import LaneRows, Split
     from benchmarks.gpu.workload import Workload
 
     from kernelflume.transport.nixl import NixlTransport
@@ -124,7 +125,7 @@ class RoutedWeights(WeightSide):
         counts = (split.num_nodes, len(self.lanes))
         self._num_asked, self._num_stored = np.zeros(counts, np.int64), np.zeros(counts, np.int64)
         edges = np.concatenate(([0], np.cumsum(workload.lane_rows))).tolist()
-        self._rows = [range(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+        self._rows = [range(first, last) for first, last in itertools.pairwise(edges)]
 
     def open_rows(self, contexts: Sequence[int]) -> None:
         """Have the nodes file their tokens of every row, and connect."""
@@ -188,7 +189,7 @@ class RoutedWeights(WeightSide):
             route["partial_out"] = partials.data_ptr()
             route["partial_lse"] = partials.data_ptr() + self.layout.lse_offset(self.layout.max_rows)
             route["partial_counter"] = counters.data_ptr()
-            # As the kernels count: a step that asks has a partial of every layer, one that stores takes a slot.
+            # As the kernels count: each step that asks brings a partial of every layer.
             route["partials_before"] = self._num_asked[node, lane] * self.workload.num_layers
             slot = self._num_stored[node, lane] % NUM_APPEND_SLOTS
             route["append_offset"] = slot * self.layout.append_slot_bytes

@@ -113,7 +113,7 @@ class Bench:
             "of_one_node": (options.context + tokens) / node_tokens(options),
             "tokens_an_event": tokens * options.streams / sum(map(len, streams.arrivals)),
             "event": watch.to_dict(),
-            "windows": windows(streams, watch, settle_s=options.settle),
+            "windows": windows(streams, watch.began, watch.ended, settle_s=options.settle),
             "figures": {key: [before[key], value] for key, value in self.figures().items()},
         }
 
@@ -150,11 +150,13 @@ def node_tokens(options: argparse.Namespace) -> int:
     return int(options.context + options.fill * options.tokens) + PAGE_TOKENS
 
 
-def windows(streams: TokenStreams, watch: EventWatch, *, settle_s: float) -> dict[str, dict[str, float]]:
-    """Return the figures of each window, as far as all streams decoded in it."""
+def windows(
+    streams: TokenStreams, began: float | None, ended: float | None, *, settle_s: float
+) -> dict[str, dict[str, float]]:
+    """Return the figures of each window around an event, as far as all streams decoded in it."""
     first, last = streams.all_decode
-    begin = min(watch.began or last, last)
-    end = min((watch.ended or last) + settle_s, last)
+    begin = min(began or last, last)
+    end = min((ended or last) + settle_s, last)
     spans = {
         "all": (first, last),
         "before": (first, begin),

@@ -49,4 +49,5 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Return the attention of ``query`` [heads, dim] over ``keys`` and ``values`` [tokens, KV heads, dim]."""
     groups = query.unflatten(0, (keys.shape[1], -1))  # [KV heads, group, dim]
     scores = groups @ keys.permute(1, 2, 0) * query.shape[-1] ** -0.5
-    return (scores.softmax(-1) @ values.transpose(0, 1)).flatten(0, 1)
+    attention: Tensor = scores.softmax(-1) @ values.transpose(0, 1)
+    return attention.flatten(0, 1)
