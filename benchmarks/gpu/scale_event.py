@@ -53,6 +53,9 @@ FIGURES = {
     "graph_steps": "kernelflume_graph_steps_total",
     "restarts": "vllm:num_preemptions_total",
     "tails_moved": "kernelflume_tails_moved_total",
+    "steps": "kernelflume_step_seconds_count",
+    "step_seconds": "kernelflume_step_seconds_sum",
+    "exposed_wait_seconds": "kernelflume_exposed_wait_seconds_total",
 }
 WINDOWS = ("before", "during", "after")
 
@@ -104,7 +107,7 @@ class Bench:
                 )
                 await self.cause(run, admin, watch, streams, decoding)
                 await decoding
-            await asyncio.sleep(1.0)
+                await asyncio.sleep(1.5)  # reports come, and a drain ends once its sequences have
         first, last = streams.all_decode
         return {
             "run": run,
