@@ -26,7 +26,7 @@ from benchmarks.decode import prompts, server, stream_one
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.profile import PerformanceProfile
 from kernelflume.runtime.service import free_port
-from kernelflume.scaler.cost import step_s
+from kernelflume.core.pipeline_profile import step_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

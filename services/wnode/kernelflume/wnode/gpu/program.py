@@ -79,6 +79,16 @@ class StepProgram:
                 run.project(layer)
         return [run.finish() for run in runs]
 
+    def enqueue_ends(self, num_rows: int) -> None:
+        """Enqueue, for the first lane, what a step has outside the layers; to be timed by itself."""
+        _LaneRun(self, self._lanes[0], self._stages[0], num_rows).choose()
+
+    def enqueue_projections(self, num_rows: int) -> None:
+        """Enqueue, for the first lane, all layers' projections of queries, keys and values; to be timed."""
+        run = _LaneRun(self, self._lanes[0], self._stages[0], num_rows)
+        for layer in range(self._decoder.config.num_layers):
+            run.dispatch(layer)
+
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of each row's angles: float32 [n, head_dim / 2]."""
         angles = positions.to(torch.float32).unsqueeze(-1) * self._inverse_frequencies
@@ -109,6 +119,10 @@ class _LaneRun:
         """Finish the layer before, and send off this layer's query, key and value."""
         if layer:
             self._finish_layer(layer - 1)
+        self.dispatch(layer)
+
+    def dispatch(self, layer: int) -> None:
+        """Project a layer's query, key and value, and send them off."""
         weights, num_rows, lane = self._decoder.layers[layer], self._num_rows, self._lane
         normed = rms_norm(self._hidden, self._delta, weights.input_norm)
         if self._stage.query_first:
@@ -134,6 +148,10 @@ class _LaneRun:
         """Finish the last layer; choose each row's next token; return the logits."""
         self._finish_layer(self._decoder.config.num_layers - 1)
         self._stage.end(self._num_rows)
+        return self.choose()
+
+    def choose(self) -> Tensor:
+        """Choose each row's next token; return the logits."""
         normed = rms_norm(self._hidden, self._delta, self._decoder.final_norm)
         logits: Tensor = self._decoder.head(normed).float()
         torch.argmax(logits, -1, out=self._lane.token_ids[: self._num_rows])

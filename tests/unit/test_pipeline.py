@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelflume.wnode.microbatch import StageTimes, choose, predict
+from kernelflume.core.pipeline import StageTimes, choose, predict
 
 US = 1e-6
 
