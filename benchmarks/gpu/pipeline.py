@@ -15,10 +15,10 @@ import torch
 from benchmarks.gpu.grid import STEPS, WARM, release
 from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decoder
 from benchmarks.gpu.workload import Workload
+from kernelflume.wnode.microbatch import StageTimes, choose, predict
 
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import QueryFirst
-from kernelflume.wnode.microbatch import StageTimes, choose, predict
 
 if TYPE_CHECKING:
     from kernelflume.wnode.model.decoder import Decoder

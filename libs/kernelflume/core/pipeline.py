@@ -95,5 +95,5 @@ def step_s(times: StageTimes, num_microbatches: int, *, num_layers: int, overhea
 
 
 def gain(projection_s: float, attention_s: float, post_attention_s: float) -> float:
-    """Return G_pipe = (T_p + T_A + T_f) / max(T_p + T_f, T_A), from 1 to 2: the bound of what a split gains."""
+    """Return G_pipe = (T_p + T_A + T_f) / max(T_p + T_f, T_A), the most a split gains: from 1 to 2."""
     return (projection_s + attention_s + post_attention_s) / max(projection_s + post_attention_s, attention_s)

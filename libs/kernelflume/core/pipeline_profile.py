@@ -1,4 +1,4 @@
-"""The pipeline model with the figures of a performance profile: what steps would take, and when to split. Pure.
+"""The pipeline model with the figures of a performance profile: how long steps take, when to split. Pure.
 
 Bytes count all layers of a model, times are in seconds, and steps are decode steps.
 """
@@ -50,9 +50,7 @@ def step_s(
 ) -> float:
     """Predict T_step; arguments as of ``stage_times``."""
     return pipeline.step_s(
-        stage_times(
-            profile, rows=rows, most_held_bytes=most_held_bytes, num_microbatches=num_microbatches
-        ),
+        stage_times(profile, rows=rows, most_held_bytes=most_held_bytes, num_microbatches=num_microbatches),
         num_microbatches,
         num_layers=profile.num_layers,
         overhead_s=profile.step_overhead_s.at(rows),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -37,18 +37,16 @@ class StepGraphs:
         self.num_captures += 1
 
     def replay(self, num_rows: tuple[int, ...]) -> list[torch.Tensor]:
-        """Enqueue one step on the current stream; return the busy lanes' logits, valid until the next step."""
+        """Enqueue one step on the current stream; return busy lanes' logits, valid until the next step."""
         graph, logits = self._graphs[num_rows]
         graph.replay()
         return logits
 
     def capture_aside(self, enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture something that is no step, in memory of its own, which goes with the graph."""
-        return self._capture(enqueue, None)[0]
+        return self._capture(enqueue, torch.cuda.graph_pool_handle())[0]
 
-    def _capture(
-        self, enqueue: Callable[[], _Result], pool: tuple[int, int] | None
-    ) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    def _capture(self, enqueue: Callable[[], _Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._stream.wait_stream(torch.cuda.default_stream())
             enqueue()

@@ -88,6 +88,7 @@ class StepProgram:
         run = _LaneRun(self, self._lanes[0], self._stages[0], num_rows)
         for layer in range(self._decoder.config.num_layers):
             run.dispatch(layer)
+        self._stages[0].end(num_rows)  # what was forked off must come back within a capture
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of each row's angles: float32 [n, head_dim / 2]."""

@@ -23,4 +23,4 @@ class StepTimer:
     @property
     def seconds(self) -> float:
         """Seconds between both, which must be done."""
-        return self._began.elapsed_time(self._ended) * 1e-3
+        return float(self._began.elapsed_time(self._ended)) * 1e-3

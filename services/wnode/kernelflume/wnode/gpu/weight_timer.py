@@ -1,4 +1,4 @@
-"""Timing the weight node's own part of every captured step at the start, while no attention node is linked."""
+"""Timing the weight node's own part of every captured step, while no attention node is linked."""
 
 from __future__ import annotations
 

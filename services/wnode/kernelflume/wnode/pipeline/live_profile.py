@@ -8,6 +8,7 @@ split is tried rather than missed; the trial tells.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,15 @@ _LEAST_ATTENTION = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StepStages:
-    """Seconds a layer, as ``core.profile.StepTimes`` has them."""
+    """Where the time of a step's graph went: the stages are seconds a layer, as in ``core.profile``."""
 
     projection_s: float
     attention_s: float
     post_attention_s: float
     outside_s: float
-    """Of the graph, one step."""
+    """What the graph has outside the layers, one step."""
+    graph_s: float
+    """How long the graph ran."""
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class LiveProfile:
         if num_microbatches == 1:
             return StageTimes(weight_s, attention_s)
         cost = self._split.get(num_microbatches, _SplitCost())
-        kept = 0.5 ** ((self._num_steps - cost.seen_last) / _HALF_LIFE)
+        kept = math.exp2((cost.seen_last - self._num_steps) / _HALF_LIFE)
         return StageTimes(
             weight_s,
             max(_LEAST_ATTENTION * attention_s, attention_s + kept * cost.attention_s),
@@ -123,7 +126,11 @@ class LiveProfile:
             graph, attention_s = serial, remote_s
         projection_s = self._weights.projection_s(graph)
         return StepStages(
-            projection_s, attention_s, self._weights.layer_s(graph) - projection_s, graph.outside_s
+            projection_s=projection_s,
+            attention_s=attention_s,
+            post_attention_s=self._weights.layer_s(graph) - projection_s,
+            outside_s=graph.outside_s,
+            graph_s=seconds,
         )
 
     def _learn_split(self, count: int, load: Load, pace_s: float, times: StageTimes) -> None:

@@ -86,9 +86,9 @@ class RemoteTimes:
 
     def _weight(self, each: _Bin, num_tokens: float) -> float:
         octaves = abs(math.log2((each.tokens + 1) / (num_tokens + 1)))
-        age = 0.5 ** ((self._num_seen - each.seen_last) / _HALF_LIFE)
+        age = math.exp2((each.seen_last - self._num_seen) / _HALF_LIFE)
         confidence = min(each.num_seen, _SETTLED) / _SETTLED
-        return confidence * age * 2.0 ** (-2 * octaves) / max(each.seconds, 1e-7) ** 2 + 1e-12
+        return confidence * age * math.exp2(-2 * octaves) / max(each.seconds, 1e-7) ** 2 + 1e-12
 
 
 def _key(num_tokens: int) -> int:

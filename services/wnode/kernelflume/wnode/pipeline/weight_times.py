@@ -1,4 +1,4 @@
-"""What the weight node itself takes for a step: its captured graphs, timed at the start with no node in them."""
+"""What the weight node itself takes for a step: its captured graphs, timed with no attention node in them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ class WeightTimes:
     def find(self, num_microbatches: int, num_rows: int) -> GraphTimes | None:
         """Return the times of the graph that runs a step of ``num_rows`` rows, if there is one."""
         part = -(-num_rows // num_microbatches)
-        fitting = [
-            rows for count, rows in self.graphs if count == num_microbatches and rows >= part
-        ]
+        fitting = [rows for count, rows in self.graphs if count == num_microbatches and rows >= part]
         return self.graphs[num_microbatches, min(fitting)] if fitting else None
 
     def layer_s(self, graph: GraphTimes) -> float:
