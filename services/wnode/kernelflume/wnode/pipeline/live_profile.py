@@ -17,7 +17,7 @@ from kernelflume.core.pipeline import StageTimes, step_s
 if TYPE_CHECKING:
     from kernelflume.wnode.pipeline.load import Load
     from kernelflume.wnode.pipeline.remote_times import RemoteTimes
-    from kernelflume.wnode.pipeline.weight_times import WeightTimes
+    from kernelflume.wnode.pipeline.weight_times import GraphTimes, WeightTimes
 
 _SHARE = 0.25
 _HALF_LIFE = 4096
@@ -55,6 +55,8 @@ class LiveProfile:
     def __init__(self, weights: WeightTimes, remote: RemoteTimes) -> None:
         self._weights = weights
         self._remote = remote
+        self._graphs: dict[tuple[int, int], GraphTimes | None] = {}
+        """Those that were looked for: at most one for each number of rows."""
         self._split: dict[int, _SplitCost] = {}
         self._num_steps = 0
 
@@ -66,7 +68,7 @@ class LiveProfile:
     def observe(self, num_microbatches: int, load: Load, seconds: float) -> None:
         """Note how long a graph ran."""
         self._num_steps += 1
-        graph = self._weights.find(num_microbatches, load.num_rows)
+        graph = self._graph(num_microbatches, load.num_rows)
         if graph is None:
             return
         layers_s = seconds - graph.outside_s
@@ -78,11 +80,11 @@ class LiveProfile:
         if times is not None:
             layers_s -= min(times.weight_s, times.attention_s)  # the pipe fills once a step
             pace_s = layers_s / self._weights.num_layers / num_microbatches
-            self._learn_split(num_microbatches, load, pace_s, times)
+            self._learn_split(num_microbatches, load, pace_s, times.weight_s)
 
     def stages(self, num_microbatches: int, load: Load) -> StageTimes | None:
         """Return one microbatch's stages, or None as long as too little was seen."""
-        graph = self._weights.find(num_microbatches, load.num_rows)
+        graph = self._graph(num_microbatches, load.num_rows)
         attention_s = self._remote.at(load.num_tokens / num_microbatches)
         if graph is None or attention_s is None:
             return None
@@ -100,7 +102,7 @@ class LiveProfile:
     def predict(self, num_microbatches: int, load: Load) -> float | None:
         """Predict how long a graph would run, or return None as long as too little was seen."""
         times = self.stages(num_microbatches, load)
-        graph = self._weights.find(num_microbatches, load.num_rows)
+        graph = self._graph(num_microbatches, load.num_rows)
         if times is None or graph is None:
             return None
         return step_s(
@@ -114,8 +116,8 @@ class LiveProfile:
         way. Where only one number is possible the stages are those of all microbatches together, and
         attention is what they do not hide.
         """
-        graph = self._weights.find(num_microbatches, load.num_rows)
-        serial, remote_s = self._weights.find(1, load.num_rows), self._remote.at(load.num_tokens)
+        graph = self._graph(num_microbatches, load.num_rows)
+        serial, remote_s = self._graph(1, load.num_rows), self._remote.at(load.num_tokens)
         if graph is None:
             return None
         attention_s = max(
@@ -133,15 +135,26 @@ class LiveProfile:
             graph_s=seconds,
         )
 
-    def _learn_split(self, count: int, load: Load, pace_s: float, times: StageTimes) -> None:
-        """Explain a microbatch's pace by the stage that sets it."""
+    def _graph(self, num_microbatches: int, num_rows: int) -> GraphTimes | None:
+        key = (num_microbatches, num_rows)
+        if key not in self._graphs:
+            self._graphs[key] = self._weights.find(num_microbatches, num_rows)
+        return self._graphs[key]
+
+    def _learn_split(self, count: int, load: Load, pace_s: float, weight_s: float) -> None:
+        """Explain a microbatch's pace by the stage that is the longer one by itself.
+
+        The other one cannot cost more than would make it as long.
+        """
         cost = self._split.setdefault(count, _SplitCost())
         cost.num_seen += 1
         cost.seen_last = self._num_steps
         share = max(_SHARE, 1 / cost.num_seen)
-        if times.weight_s + times.weight_exchange_s >= times.attention_s:
-            seen = max(0.0, pace_s - times.weight_s)
-            cost.weight_s += share * (seen - cost.weight_s)
+        attention_s = self._remote.at(load.num_tokens / count) or 0.0
+        at_weight_s, at_attention_s = max(0.0, pace_s - weight_s), pace_s - attention_s
+        if weight_s >= attention_s:
+            cost.weight_s += share * (at_weight_s - cost.weight_s)
+            cost.attention_s = min(cost.attention_s, max(0.0, at_attention_s))
         else:
-            seen = pace_s - (self._remote.at(load.num_tokens / count) or 0.0)
-            cost.attention_s += share * (seen - cost.attention_s)
+            cost.attention_s += share * (at_attention_s - cost.attention_s)
+            cost.weight_s = min(cost.weight_s, at_weight_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _BINS_AN_OCTAVE = 4
 _MAX_BINS = 128
@@ -14,6 +15,8 @@ _OUTLIER = 1.5
 _SETTLED = 4
 _HALF_LIFE = 4096
 """Observations after which what was seen at other loads counts half."""
+_FITTED_EVERY = 8
+"""Observations after which a line is fitted anew: it is asked for several times a step."""
 _LEAST_SPREAD = 1.3
 """Tokens must differ by this factor to tell a slope from an offset."""
 
@@ -28,6 +31,14 @@ class _Bin:
     seen_last: int = 0
 
 
+class _Line(NamedTuple):
+    """What was fitted for loads near by, and when."""
+
+    offset: float
+    slope: float
+    fitted_at: int
+
+
 class RemoteTimes:
     """Remembers times at every load that was seen, and puts a line ``a + b * tokens`` through those near by.
 
@@ -37,6 +48,7 @@ class RemoteTimes:
 
     def __init__(self) -> None:
         self._bins: dict[int, _Bin] = {}
+        self._lines: dict[int, _Line] = {}
         self._num_seen = 0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -48,6 +60,7 @@ class RemoteTimes:
             if len(self._bins) == _MAX_BINS:
                 del self._bins[min(self._bins, key=lambda name: self._bins[name].seen_last)]
             self._bins[key] = _Bin(num_tokens, seconds, seen_last=self._num_seen)
+            self._lines.clear()
             return
         found.num_seen += 1
         found.seen_last = self._num_seen
@@ -61,10 +74,13 @@ class RemoteTimes:
         """Predict the seconds at so many tokens, or None before anything was seen."""
         if not self._bins:
             return None
-        offset, slope = self._line(num_tokens)
-        return offset + slope * num_tokens
+        key = _key(num_tokens)
+        line = self._lines.get(key)
+        if line is None or self._num_seen - line.fitted_at >= _FITTED_EVERY:
+            line = self._lines[key] = _Line(*self._fit(num_tokens), self._num_seen)
+        return line.offset + line.slope * num_tokens
 
-    def _line(self, num_tokens: float) -> tuple[float, float]:
+    def _fit(self, num_tokens: float) -> tuple[float, float]:
         """Fit by least squares of relative errors, near bins and lately seen ones first."""
         bins = list(self._bins.values())
         weights = [self._weight(each, num_tokens) for each in bins]
@@ -91,5 +107,5 @@ class RemoteTimes:
         return confidence * age * math.exp2(-2 * octaves) / max(each.seconds, 1e-7) ** 2 + 1e-12
 
 
-def _key(num_tokens: int) -> int:
+def _key(num_tokens: float) -> int:
     return round(_BINS_AN_OCTAVE * math.log2(num_tokens + 1))
