@@ -55,6 +55,7 @@ class World:
         if count > 1:
             extra = self.exchange_us
             layer_us = max(layer_us, count * (weight_us + extra), count * (attention_us + extra))
+            layer_us += min(weight_us, max(0.0, 2 * attention_us - weight_us)) / NUM_LAYERS
         step_us = count * self.outside_us + NUM_LAYERS * layer_us
         jitter = 1 + self.noise * self.random.uniform(-1, 1)
         return step_us * US * jitter * (self.factor if count > 1 else 1.0)

@@ -90,8 +90,22 @@ def step_s(times: StageTimes, num_microbatches: int, *, num_layers: int, overhea
         num_layers: layers of the model.
         overhead_s: all of the step that is in no layer.
     """
-    fill_s = min(times.weight_s, times.attention_s) if num_microbatches > 1 else 0.0
-    return overhead_s + num_layers * predict(times, num_microbatches).layer_s + fill_s
+    layers_s = num_layers * predict(times, num_microbatches).layer_s
+    return overhead_s + layers_s + fill_s(times, num_microbatches)
+
+
+def fill_s(times: StageTimes, num_microbatches: int) -> float:
+    """Return what a step takes beyond the pace of its layers, as its first and last overlap with less.
+
+    Attention nodes that set the pace are idle before the first query and after the last answer: for once the
+    weight node's stage. A weight node that sets it waits for the first answer and for the last one, as far as
+    they take longer than it has to do for the other microbatches.
+    """
+    if num_microbatches == 1:
+        return 0.0
+    if times.attention_s >= times.weight_s:
+        return times.weight_s
+    return max(0.0, 2 * times.attention_s - (num_microbatches - 1) * times.weight_s)
 
 
 def gain(projection_s: float, attention_s: float, post_attention_s: float) -> float:

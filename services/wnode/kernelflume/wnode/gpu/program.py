@@ -70,7 +70,7 @@ class StepProgram:
         """Enqueue a step of ``num_rows`` rows a lane; return the lanes' logits, float32 [rows, vocab]."""
         config = self._decoder.config
         runs = [
-            _LaneRun(self, lane, stage, rows, is_alone=len(num_rows) == 1)
+            _LaneRun(self, lane, stage, rows, is_alone=sum(map(bool, num_rows)) == 1)
             for lane, stage, rows in zip(self._lanes, self._stages, num_rows, strict=True)
             if rows
         ]
@@ -81,11 +81,11 @@ class StepProgram:
 
     def enqueue_ends(self, num_rows: int) -> None:
         """Enqueue, for the first lane, what a step has outside the layers; to be timed by itself."""
-        _LaneRun(self, self._lanes[0], self._stages[0], num_rows).choose()
+        _LaneRun(self, self._lanes[0], self._stages[0], num_rows, is_alone=True).choose()
 
     def enqueue_projections(self, num_rows: int) -> None:
         """Enqueue, for the first lane, all layers' projections of queries, keys and values; to be timed."""
-        run = _LaneRun(self, self._lanes[0], self._stages[0], num_rows)
+        run = _LaneRun(self, self._lanes[0], self._stages[0], num_rows, is_alone=True)
         for layer in range(self._decoder.config.num_layers):
             run.dispatch(layer)
         self._stages[0].end(num_rows)  # what was forked off must come back within a capture

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelflume.core.pipeline import StageTimes, step_s
+from kernelflume.core.pipeline import StageTimes, fill_s, step_s
 
 if TYPE_CHECKING:
     from kernelflume.wnode.pipeline.load import Load
@@ -78,7 +78,7 @@ class LiveProfile:
             return
         times = self.stages(num_microbatches, load)
         if times is not None:
-            layers_s -= min(times.weight_s, times.attention_s)  # the pipe fills once a step
+            layers_s -= fill_s(times, num_microbatches)
             pace_s = layers_s / self._weights.num_layers / num_microbatches
             self._learn_split(num_microbatches, load, pace_s, times.weight_s)
 
