@@ -87,7 +87,7 @@ class Engine:
         self._kernel_threads = kernel_threads
         self._graph_runner = graph_runner
         if graph_runner is not None:
-            reporter.num_graph_captures = graph_runner.num_captures
+            reporter.num_graph_captures = graph_runner.steps.num_captures
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._seed = seed
@@ -229,7 +229,7 @@ class Engine:
             self._lose(error)
             return
         if self._graph_runner is not None:
-            self._reporter.num_graph_captures = self._graph_runner.num_captures
+            self._reporter.num_graph_captures = self._graph_runner.steps.num_captures
         self._commit(batch, tokens, started)
         for loss in lost:
             self._lose(loss)
@@ -241,7 +241,7 @@ class Engine:
             seconds=self._clock.now() - started,
             waited_s=self._links.waited_s,
             times=self._times(batch, by_graph=by_graph),
-            num_microbatches=self._graph_runner.num_microbatches
+            num_microbatches=self._graph_runner.steps.num_microbatches
             if by_graph and self._graph_runner is not None
             else 0,
         )
@@ -251,7 +251,7 @@ class Engine:
         num_layers = self._decoder.config.num_layers
         if not by_graph or self._graph_runner is None:
             return self._step_clock.end(rows=batch.num_rows, num_layers=num_layers)
-        return self._step_clock.end_graph(self._graph_runner.stages, rows=batch.num_rows)
+        return self._step_clock.end_graph(self._graph_runner.steps.stages, rows=batch.num_rows)
 
     def _compute(self, batch: StepBatch) -> tuple[list[tuple[Chunk, int]], list[PeerLostError]]:
         """Run all layers; return each sampled chunk with its token, and the nodes lost while storing."""

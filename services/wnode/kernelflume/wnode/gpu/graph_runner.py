@@ -16,19 +16,11 @@ from kernelflume.runtime.clock import Deadline
 from kernelflume.tensor.device import architecture
 from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.memory import register
+from kernelflume.wnode.gpu.captured_steps import CapturedSteps
 from kernelflume.wnode.gpu.device_end import DeviceEnd
 from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
-from kernelflume.wnode.gpu.graph import StepGraphs
 from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes, NodeRows
-from kernelflume.wnode.gpu.program import StepProgram
-from kernelflume.wnode.gpu.step_timer import StepTimer
-from kernelflume.wnode.gpu.weight_timer import time_weights
-from kernelflume.wnode.pipeline.choice import FixedMicrobatches, LiveMicrobatches
-from kernelflume.wnode.pipeline.live_profile import LiveProfile
-from kernelflume.wnode.pipeline.load import Load
-from kernelflume.wnode.pipeline.remote_times import RemoteTimes
-from kernelflume.wnode.pipeline.split import split
 from kernelflume.wnode.sampler import is_plain, sample
 
 if TYPE_CHECKING:
@@ -41,9 +33,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
     from kernelflume.wnode.model.decoder import Decoder
-    from kernelflume.wnode.pipeline.choice import Microbatches
     from kernelflume.wnode.pipeline.lane_plan import LanePlan
-    from kernelflume.wnode.pipeline.live_profile import StepStages
 
 _PROBE_INTERVAL_S = 0.1
 _RETRACT_TIMEOUT_S = 2.0
@@ -124,29 +114,7 @@ class GraphRunner:
         self._states = [_LaneState() for _ in self._lanes]
         self._chosen = [torch.zeros(max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
         self._done = torch.cuda.Event()
-        self._timer = StepTimer()
-        program = StepProgram(decoder, self._lanes, self._stages)
-        self._graphs = StepGraphs(program)
-        steps = {(count, rows): self._lane_rows(count, rows) for count, rows in lane_plan.steps}
-        for lane_rows in steps.values():
-            self._graphs.warm(lane_rows)
-        self._profile = LiveProfile(
-            time_weights(program, self._graphs, steps, num_layers=geometry.num_layers), RemoteTimes()
-        )
-        self._microbatches: Microbatches = (
-            LiveMicrobatches(self._profile)
-            if lane_plan.fixed_count is None
-            else FixedMicrobatches(lane_plan.fixed_count)
-        )
-        self.num_microbatches = lane_plan.fixed_count or 1
-        """Of the latest step."""
-        self.stages: StepStages | None = None
-        """Where the time of the latest step went."""
-
-    @property
-    def num_captures(self) -> int:
-        """Graphs captured since the start."""
-        return self._graphs.num_captures
+        self.steps = CapturedSteps.capture(decoder, geometry, self._lanes, self._stages, lane_plan)
 
     def make_end(self) -> DeviceEnd:
         """Return this side of a new link's lanes; called by the thread that prepares links."""
@@ -177,9 +145,7 @@ class GraphRunner:
         Raises:
             PeerLostError: a node is gone or did not answer; nothing was stored for this step.
         """
-        load = Load.of(batch.chunks)
-        count = self._microbatches.choose(load)
-        parts = split(batch.chunks, count)
+        parts = self.steps.split(batch.chunks)
         tail_attends = self.query_first is not QueryFirst.LOCAL
         routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
         links = self._links_of(routes)
@@ -193,7 +159,7 @@ class GraphRunner:
         except PeerLostError:
             self._retract(links.values(), step)
             raise
-        self._note(count, load, self._timer.seconds)
+        self.steps.note()
         return self._choose(parts, logits)
 
     def _launch(
@@ -201,10 +167,7 @@ class GraphRunner:
     ) -> list[torch.Tensor]:
         """Enqueue the step; return the lanes' logits."""
         self._upload(parts, routes, links)
-        rows = self.layout.graph_rows(max(len(chunks) for chunks in parts))
-        self._timer.begin()
-        logits = self._graphs.replay(self._lane_rows(len(parts), rows))
-        self._timer.end()
+        logits = self.steps.replay(parts, self.layout)
         for chosen, lane in zip(self._chosen[: len(parts)], self._lanes, strict=False):
             chosen.copy_(lane.token_ids, non_blocking=True)
         self._done.record()
@@ -214,16 +177,6 @@ class GraphRunner:
                 assert end is not None  # noqa: S101 - can_run looked
                 end.advance(index, queried=bool(share.query_rows), stored=bool(share.kv_rows))
         return logits
-
-    def _note(self, count: int, load: Load, seconds: float) -> None:
-        """Take note of a step that is done, which ran for so long on the device."""
-        self.num_microbatches = count
-        self._microbatches.observe(count, load, seconds)
-        self.stages = self._profile.explain(count, load, seconds)
-
-    def _lane_rows(self, count: int, rows: int) -> tuple[int, ...]:
-        """Return the rows of every lane where the first ``count`` have ``rows``; the others are idle."""
-        return (rows,) * count + (0,) * (self.num_lanes - count)
 
     def _links_of(self, routes: Sequence[LaneRoutes]) -> dict[str, Link]:
         links: dict[str, Link] = {}
