@@ -24,9 +24,9 @@ import httpx
 from benchmarks.decode import prompts, server, stream_one
 
 from kernelflume.checkpoint.source import resolve
+from kernelflume.core.pipeline_profile import step_s
 from kernelflume.core.profile import PerformanceProfile
 from kernelflume.runtime.service import free_port
-from kernelflume.scaler.cost import step_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

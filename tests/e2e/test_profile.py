@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.stack import COMMAND, WAIT_S, Stream, serve
 
+from kernelflume.core.pipeline_profile import step_s
 from kernelflume.core.profile import PerformanceProfile
-from kernelflume.scaler.cost import step_s
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -44,7 +44,7 @@ class GpuStack:
         await asyncio.sleep(2)
         async with httpx.AsyncClient() as client:
             text = (await client.get(self._url)).text
-        [value] = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
+        [value] = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         return float(value)
 
     async def tokens(self, width: int = 16, **fields: Any) -> dict[str, list[int]]:
@@ -117,7 +117,22 @@ async def test_graph_steps_agree_with_float32_as_far_as_they_can(
     assert share > 0.5
     assert await graphs.metric("kernelflume_graph_captures") == captures > 0
     assert await graphs.metric("kernelflume_graph_steps_total") > steps
+    assert await graphs.metric("kernelflume_microbatches") in (1, 2)
+    assert await graphs.metric('kernelflume_stage_seconds{stage="projection"}') > 0
     await graphs.stack.wait_baseline()
+
+
+@pytest.mark.parametrize("microbatches", ["2", "4"])
+async def test_microbatches_agree_with_float32_as_far_as_they_can(
+    tmp_path: Path, microbatches: str, record_property: Recorder
+) -> None:
+    settings = {"KERNELFLUME_WNODE_MICROBATCHES": microbatches, "KERNELFLUME_WNODE_MAX_RANGE_TOKENS": "64"}
+    for split in on_gpus(tmp_path, "bfloat16", **settings):
+        await asyncio.to_thread(split.stack.scale, 2)
+        share = agreement(await split.tokens())
+        record_property("share of tokens before the first that differs", share)
+        assert share > 0.5
+        assert await split.metric("kernelflume_microbatches") == int(microbatches)
 
 
 async def test_scale_events_under_streams_capture_nothing_and_lose_no_token(

@@ -68,7 +68,8 @@ class TracedWeightNode(ScriptedWeightNode):
         self.answers = True
         self.says_more = False
         self.table = RequestTable(self._engine, max_in_flight=4, max_model_len=256, vocab_size=1000)
-        self._service = WeightNodeServicer(SimpleNamespace(requests=self.table), tracer)  # type: ignore[arg-type]
+        shell: Any = SimpleNamespace(requests=self.table, report=SimpleNamespace(num_microbatches=2))
+        self._service = WeightNodeServicer(shell, tracer)
 
     def _engine(self, command: Any) -> None:
         if isinstance(command, Cancel):
@@ -145,6 +146,7 @@ async def test_a_request_is_one_trace_over_router_and_weight_node(tmp_path: Path
         assert generate.events["scheduled"] == {"kernelflume.queue_seconds": 0.25}
         assert generate.event_times_ns["scheduled"] - generate.started_at_ns == 250_000_000
         assert generate.attributes["gen_ai.response.finish_reasons"] == ["stop"]
+        assert generate.attributes["kernelflume.microbatches"] == 2
         assert not span.failed
         assert not generate.failed
         assert len(receiver.spans) == 2

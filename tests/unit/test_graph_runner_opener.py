@@ -16,7 +16,7 @@ from kernelflume.wnode.gpu.opener import make_graph_runner
 def made(data_path: str, device: str, dtype: str = "bfloat16") -> object:
     parts = {name: cast("Any", None) for name in ("transport", "links", "clock")}
     settings = SimpleNamespace(
-        data_path=data_path, microbatches=1, max_num_seqs=4, query_first="local", exchange_timeout_s=1.0
+        data_path=data_path, microbatches="auto", max_num_seqs=4, query_first="local", exchange_timeout_s=1.0
     )
     return make_graph_runner(
         decoder=cast("Any", SimpleNamespace(device=torch.device(device))),

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from tests.decode_rows import chunk
 
-from kernelflume.core.ranges import SequenceRoute
-from kernelflume.core.sampling import SamplingParameters
 from kernelflume.cuda.exchange import MAX_NODES, NODE_ROUTE, ROUTES_HEADER
-from kernelflume.wnode.batch import Chunk, KvWrite
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes
-from kernelflume.wnode.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,18 +26,6 @@ class FakeEnd:
         record["remote"] = 100 + lane
         record["num_query_rows"], record["num_kv_rows"] = num_query_rows, num_kv_rows
         return record
-
-
-def chunk(sequence_id: int, held: dict[str, int], tail: str, *, new_pages: int = 0) -> Chunk:
-    """A decode row whose sequence holds so many tokens on each node, in order, and writes to ``tail``."""
-    route = SequenceRoute()
-    for node_id, num_tokens in held.items():
-        route = route.with_tail(node_id).extended(num_tokens)
-    num_held = sum(held.values())
-    sequence = Sequence(f"r{sequence_id}", [1] * (num_held + 1), SamplingParameters(), 0)
-    sequence.sequence_id, sequence.num_computed, sequence.route = sequence_id, num_held, route
-    opens = not held or list(held)[-1] != tail
-    return Chunk(sequence, 1, (KvWrite(tail, 1, new_pages, opens),))
 
 
 CHUNKS = [

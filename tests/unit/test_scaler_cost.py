@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kernelflume.core import pipeline, pipeline_profile
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.profile import Curve, PerformanceProfile
 from kernelflume.scaler import cost
@@ -68,7 +69,7 @@ def test_the_exchange_counts_as_it_is_at_so_many_rows() -> None:
 
     def added_s(rows: int, num_microbatches: int = 1) -> float:
         options = {"rows": rows, "most_held_bytes": 200e6, "num_microbatches": num_microbatches}
-        return cost.step_s(dear, **options) - cost.step_s(PROFILE, **options)  # type: ignore[arg-type]
+        return pipeline_profile.step_s(dear, **options) - pipeline_profile.step_s(PROFILE, **options)  # type: ignore[arg-type]
 
     assert added_s(1) == pytest.approx(10 * 1e-3)
     assert added_s(11) == pytest.approx(10 * 3e-3)
@@ -127,16 +128,16 @@ def test_nodes_for_a_footprint(total: int, nodes: int) -> None:
 
 
 def test_pipeline_gain_is_twofold_where_both_stages_take_the_same() -> None:
-    assert cost.pipeline_gain(1.0, 3.0, 2.0) == 2.0
-    assert cost.pipeline_gain(1.0, 0.0, 2.0) == 1.0
+    assert pipeline.gain(1.0, 3.0, 2.0) == 2.0
+    assert pipeline.gain(1.0, 0.0, 2.0) == 1.0
 
 
 def test_step_adds_stages_in_series_and_overlaps_them_in_parts() -> None:
     # Attention: 20 MB over 10 layers at 1 GB/s are 2 ms a layer.
-    serial = cost.step_s(PROFILE, rows=1, most_held_bytes=20e6)
+    serial = pipeline_profile.step_s(PROFILE, rows=1, most_held_bytes=20e6)
     assert serial == pytest.approx(10e-3 + 10 * (3e-3 + 2e-3))
     flat = replace(PROFILE, projection_s=Curve(((1, 0.5e-3), (2, 1e-3))), post_attention_s=Curve(((1, 0.0),)))
-    pair = cost.step_s(flat, rows=2, most_held_bytes=20e6, num_microbatches=2)
+    pair = pipeline_profile.step_s(flat, rows=2, most_held_bytes=20e6, num_microbatches=2)
     assert pair == pytest.approx(10e-3 + 10 * 2 * 1e-3 + 0.5e-3)
 
 
@@ -146,11 +147,11 @@ def test_microbatches_pay_only_where_attention_is_long_enough() -> None:
         projection_s=Curve(((0, 0.2e-3), (64, 1e-3))),
         post_attention_s=Curve(((0, 0.2e-3), (64, 1e-3))),
     )
-    assert cost.choose_num_microbatches(linear, rows=64, most_held_bytes=0) == 1
-    assert cost.choose_num_microbatches(linear, rows=64, most_held_bytes=20e6) > 1
-    assert cost.choose_num_microbatches(linear, rows=1, most_held_bytes=20e6) == 1
-    threshold = cost.pipelining_threshold_bytes(linear, rows=64)
+    assert pipeline_profile.choose_num_microbatches(linear, rows=64, most_held_bytes=0) == 1
+    assert pipeline_profile.choose_num_microbatches(linear, rows=64, most_held_bytes=20e6) > 1
+    assert pipeline_profile.choose_num_microbatches(linear, rows=1, most_held_bytes=20e6) == 1
+    threshold = pipeline_profile.pipelining_threshold_bytes(linear, rows=64)
     assert 0 < threshold < 20e6
-    assert cost.choose_num_microbatches(linear, rows=64, most_held_bytes=0.9 * threshold) == 1
-    assert cost.choose_num_microbatches(linear, rows=64, most_held_bytes=1.1 * threshold) > 1
-    assert cost.pipelining_threshold_bytes(linear, rows=1) == math.inf
+    assert pipeline_profile.choose_num_microbatches(linear, rows=64, most_held_bytes=0.9 * threshold) == 1
+    assert pipeline_profile.choose_num_microbatches(linear, rows=64, most_held_bytes=1.1 * threshold) > 1
+    assert pipeline_profile.pipelining_threshold_bytes(linear, rows=1) == math.inf

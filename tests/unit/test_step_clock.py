@@ -6,6 +6,7 @@ import pytest
 
 from kernelflume.core.profile import StepTimes
 from kernelflume.runtime.clock import ManualClock
+from kernelflume.wnode.pipeline.live_profile import StepStages
 from kernelflume.wnode.reporter import typical
 from kernelflume.wnode.step_clock import StepClock
 
@@ -42,6 +43,25 @@ def test_time_between_steps_is_overhead_unless_the_node_was_idle() -> None:
     steps.rest()
     clock.advance(100)
     assert run_step(clock, steps).overhead_s == 48
+
+
+def test_a_captured_step_has_the_stages_that_it_is_given_and_the_rest_is_overhead() -> None:
+    clock = ManualClock()
+    steps = StepClock(clock)
+    stages = StepStages(projection_s=1.0, attention_s=4.0, post_attention_s=2.0, outside_s=3.0, graph_s=17.0)
+    steps.begin()
+    clock.advance(20)
+    times = steps.end_graph(stages, rows=4)
+    assert times is not None
+    assert (times.projection_s, times.attention_s, times.post_attention_s) == (1.0, 4.0, 2.0)
+    assert (times.step_s, times.overhead_s) == (20.0, 3.0 + 3.0)
+    clock.advance(5)
+    steps.begin()
+    clock.advance(20)
+    again = steps.end_graph(stages, rows=4)
+    assert again is not None
+    assert again.step_s == 25.0
+    assert steps.end_graph(None, rows=4) is None
 
 
 def test_a_step_that_was_given_up_leaves_nothing_behind() -> None:

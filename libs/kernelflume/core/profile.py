@@ -60,6 +60,8 @@ class StepTimes:
     """Where the time of a weight node's decode steps goes: medians of its latest ones, all of as many rows.
 
     Without microbatches a step is ``overhead_s`` and, for every layer, the three stages one after the other.
+    Where a weight node chooses their number from step to step, ``step_s`` is as it was, and the stages are
+    those that one microbatch of all rows has.
     """
 
     rows: int

@@ -1,7 +1,7 @@
-"""The arithmetic of the scaling policy: budgets, fill horizons and the pipeline model. Pure.
+"""The arithmetic of the scaling policy: budgets and fill horizons. Pure.
 
-Paper sections 4.2 and 5.2, with the symbols of the paper beside ours. Bytes count all layers of a model,
-times are in seconds, and steps are decode steps.
+Paper section 4.2, with the symbols of the paper beside ours. Bytes count all layers of a model, times are in
+seconds, and steps are decode steps. What steps take is predicted by ``core.pipeline_profile``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from kernelflume.core.pipeline_profile import weight_stage_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,85 +89,6 @@ def node_budget(
     scan_s *= num_microbatches
     slo_bytes = beta_slo * scan_s * profile.attention_bytes_per_s * profile.num_layers
     return NodeBudget(memory_bytes=memory_bytes, slo_bytes=slo_bytes)
-
-
-def weight_stage_s(profile: PerformanceProfile, rows: float) -> float:
-    """Return T_p + T_f of one layer."""
-    return profile.projection_s.at(rows) + profile.post_attention_s.at(rows)
-
-
-def attention_stage_s(profile: PerformanceProfile, rows: float, held_bytes: float) -> float:
-    """Return T_A of one layer for the node that holds the most: exchange, and a scan of the layer's share."""
-    return profile.exchange_s.at(rows) + held_bytes / (profile.num_layers * profile.attention_bytes_per_s)
-
-
-def pipeline_gain(projection_s: float, attention_s: float, post_attention_s: float) -> float:
-    """Return G_pipe = (T_p + T_A + T_f) / max(T_p + T_f, T_A), from 1 to 2."""
-    return (projection_s + attention_s + post_attention_s) / max(projection_s + post_attention_s, attention_s)
-
-
-def step_s(
-    profile: PerformanceProfile, *, rows: float, most_held_bytes: float, num_microbatches: int = 1
-) -> float:
-    """Predict T_step.
-
-    One microbatch runs its stages one after the other. Several overlap: each layer's stage then lasts
-    max(T_p + T_f, T_A) of one microbatch, and the pipe fills once a step.
-
-    Args:
-        profile: measured times.
-        rows: rows of the whole step.
-        most_held_bytes: bytes held by the attention node that holds the most.
-        num_microbatches: M.
-    """
-    part = rows / num_microbatches
-    weight = weight_stage_s(profile, part)
-    attention = attention_stage_s(profile, part, most_held_bytes / num_microbatches)
-    overhead = profile.step_overhead_s.at(rows)
-    if num_microbatches == 1:
-        return overhead + profile.num_layers * (weight + attention)
-    stage = max(weight, attention)
-    return overhead + profile.num_layers * num_microbatches * stage + min(weight, attention)
-
-
-def choose_num_microbatches(
-    profile: PerformanceProfile, *, rows: int, most_held_bytes: float, allowed: Sequence[int] = (1, 2, 4)
-) -> int:
-    """Return the M with the shortest predicted step, the smallest of equals; never more than rows."""
-    possible = [count for count in sorted(allowed) if count <= max(1, rows)]
-    return min(
-        possible,
-        key=lambda count: step_s(profile, rows=rows, most_held_bytes=most_held_bytes, num_microbatches=count),
-    )
-
-
-def pipelining_threshold_bytes(
-    profile: PerformanceProfile, *, rows: int, allowed: Sequence[int] = (1, 2, 4)
-) -> float:
-    """Return M_thresh: the held bytes of the fullest node from which more than one microbatch pays.
-
-    Below it attention is so short that a split costs the weight node more than overlap gains. Infinite where
-    a split never pays.
-    """
-    if rows < 2:
-        return math.inf
-
-    def pays(held_bytes: float) -> bool:
-        return choose_num_microbatches(profile, rows=rows, most_held_bytes=held_bytes, allowed=allowed) > 1
-
-    # Overlap gains at most the shorter stage: nothing changes once attention is far the longer one.
-    low, high = 0.0, 1.0
-    limit = 1e3 * weight_stage_s(profile, rows) * profile.num_layers * profile.attention_bytes_per_s
-    while not pays(high):
-        low, high = high, 2 * high
-        if high > limit:
-            return math.inf
-    if pays(0.0):
-        return 0.0
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return high
 
 
 def fill_steps(threshold_bytes: float, held_bytes: float, num_tails: int, token_bytes: int) -> float:

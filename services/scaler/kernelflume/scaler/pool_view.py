@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from kernelflume.core.pipeline_profile import step_s
 from kernelflume.core.routing import NodeState
-from kernelflume.scaler.cost import step_s
 from kernelflume.scaler.operation import Origin, Phase
 
 if TYPE_CHECKING:

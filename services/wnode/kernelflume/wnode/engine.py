@@ -37,6 +37,7 @@ from kernelflume.wnode.sequence import Sequence
 from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
+    from kernelflume.core.profile import StepTimes
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.runtime.clock import Clock
     from kernelflume.wnode.batch import Chunk, StepBatch
@@ -86,7 +87,7 @@ class Engine:
         self._kernel_threads = kernel_threads
         self._graph_runner = graph_runner
         if graph_runner is not None:
-            reporter.num_graph_captures = graph_runner.num_captures
+            reporter.num_graph_captures = graph_runner.steps.num_captures
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._seed = seed
@@ -228,7 +229,7 @@ class Engine:
             self._lose(error)
             return
         if self._graph_runner is not None:
-            self._reporter.num_graph_captures = self._graph_runner.num_captures
+            self._reporter.num_graph_captures = self._graph_runner.steps.num_captures
         self._commit(batch, tokens, started)
         for loss in lost:
             self._lose(loss)
@@ -239,11 +240,18 @@ class Engine:
             num_tokens=len(tokens),
             seconds=self._clock.now() - started,
             waited_s=self._links.waited_s,
-            # Inside a graph nothing is timed.
-            times=None
-            if by_graph
-            else self._step_clock.end(rows=batch.num_rows, num_layers=self._decoder.config.num_layers),
+            times=self._times(batch, by_graph=by_graph),
+            num_microbatches=self._graph_runner.steps.num_microbatches
+            if by_graph and self._graph_runner is not None
+            else 0,
         )
+
+    def _times(self, batch: StepBatch, *, by_graph: bool) -> StepTimes | None:
+        """Return where the time of a step that is done went."""
+        num_layers = self._decoder.config.num_layers
+        if not by_graph or self._graph_runner is None:
+            return self._step_clock.end(rows=batch.num_rows, num_layers=num_layers)
+        return self._step_clock.end_graph(self._graph_runner.steps.stages, rows=batch.num_rows)
 
     def _compute(self, batch: StepBatch) -> tuple[list[tuple[Chunk, int]], list[PeerLostError]]:
         """Run all layers; return each sampled chunk with its token, and the nodes lost while storing."""

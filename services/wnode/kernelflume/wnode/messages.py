@@ -250,6 +250,8 @@ class EngineReport:
     """Steps that ran as a captured graph, since the start."""
     num_graph_captures: int = 0
     """Graphs captured since the start."""
+    num_microbatches: int = 0
+    """Of the latest step that ran as a captured graph; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,17 @@ class WeightNodeMetrics:
             "kernelflume_graph_captures", "Graphs captured since the start.", registry=registry
         )
         self._num_graph_steps = 0
+        self._microbatches = Gauge(
+            "kernelflume_microbatches",
+            "Microbatches of the latest step that ran as a captured graph; 0 before the first.",
+            registry=registry,
+        )
+        self._stages = Gauge(
+            "kernelflume_stage_seconds",
+            "Median time of the latest decode steps: of a layer's stages, and of a step's rest (overhead).",
+            ["stage"],
+            registry=registry,
+        )
         self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
         self._seen = (0, 0, 0)
 
@@ -72,6 +83,13 @@ class WeightNodeMetrics:
         self._graph_steps.inc(report.num_graph_steps - self._num_graph_steps)
         self._num_graph_steps = report.num_graph_steps
         self._captures.set(report.num_graph_captures)
+        self._microbatches.set(report.num_microbatches)
+        times = report.step_times
+        if times is not None:
+            self._stages.labels("projection").set(times.projection_s)
+            self._stages.labels("attention").set(times.attention_s)
+            self._stages.labels("post_attention").set(times.post_attention_s)
+            self._stages.labels("overhead").set(times.overhead_s)
 
     def take_adopted(self, adopted: Adopted) -> None:
         """Note an adopted snapshot."""

@@ -43,6 +43,7 @@ class Reporter:
         self._waited_s = 0.0
         self._num_steps = 0
         self._num_graph_steps = 0
+        self._num_microbatches = 0
         self.num_graph_captures = 0
         """As told by whoever captures."""
         self._num_restarts = 0
@@ -76,11 +77,24 @@ class Reporter:
         seconds: float,
         waited_s: float,
         times: StepTimes | None,
+        num_microbatches: int,
     ) -> None:
-        """Note a step, and report when it is time; a step that ran as one graph has no ``times``."""
+        """Note a step, and report when it is time.
+
+        Args:
+            scheduler: what runs and waits.
+            ledger: where tokens are.
+            num_rows: rows of the step.
+            num_tokens: tokens that it chose.
+            seconds: its duration.
+            waited_s: the part of it that was spent waiting for partials.
+            times: where its time went, where that is known.
+            num_microbatches: of a step that ran as one captured graph; 0 for one that did not.
+        """
         self._is_idle_reported = False
         self._num_steps += 1
-        self._num_graph_steps += times is None
+        self._num_graph_steps += num_microbatches > 0
+        self._num_microbatches = num_microbatches or self._num_microbatches
         self._prompt_tokens += num_rows - num_tokens
         self._generation_tokens += num_tokens
         self._step_seconds.append(seconds)
@@ -136,6 +150,7 @@ class Reporter:
                 step_times=typical(self._decode_times),
                 num_graph_steps=self._num_graph_steps,
                 num_graph_captures=self.num_graph_captures,
+                num_microbatches=self._num_microbatches,
             )
         )
 

@@ -49,7 +49,12 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 token_ids = [token for output in outputs for token in output.token_ids]
                 num_tokens += len(token_ids)
                 if last.finish_reason:
-                    trace.ended(num_tokens, last.finish_reason)
+                    report = self._shell.report
+                    trace.ended(
+                        num_tokens,
+                        last.finish_reason,
+                        num_microbatches=report.num_microbatches if report else 0,
+                    )
                 yield wnode_pb2.GenerateEvent(
                     token_ids=token_ids, finish_reason=last.finish_reason, stop_token_id=last.stop_token_id
                 )

@@ -38,8 +38,9 @@ class WeightNodeSettings(ServiceSettings):
     query_first: Literal["off", "paper", "local"] = "local"
     """On the device path, when queries leave and who attends to a row's own key. `local`: queries first, own
     key on the weight node; `paper`: queries first, the tail's node waits for the key; `off`: all together."""
-    microbatches: int = Field(default=1, ge=1, le=4)
-    """On the device path, microbatches of a decode step: one computes while another is attended to."""
+    microbatches: Literal["auto", "1", "2", "4"] = "auto"
+    """On the device path, microbatches of a decode step: one computes while another is attended to. auto
+    takes one or two, whichever the steps so far show to be faster."""
     max_model_len: int = Field(default=0, ge=0)
     """Most tokens of prompt and output together; 0 takes the model's own limit."""
     max_num_seqs: int = Field(default=64, ge=1, le=1024)

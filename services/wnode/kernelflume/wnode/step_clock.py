@@ -8,6 +8,7 @@ from kernelflume.core.profile import StepTimes
 
 if TYPE_CHECKING:
     from kernelflume.runtime.clock import Clock
+    from kernelflume.wnode.pipeline.live_profile import StepStages
 
 _MARKS = 4
 """Marks a layer: the query is projected, is dispatched; the local work is done, the layer is done."""
@@ -62,4 +63,22 @@ class StepClock:
             attention_s=(dispatch_s + self._waited_s) / num_layers,
             post_attention_s=remainder_s / num_layers,
             overhead_s=max(0.0, step_s - (marks[-1] - marks[0])),
+        )
+
+    def end_graph(self, stages: StepStages | None, *, rows: int) -> StepTimes | None:
+        """End a step that ran as one graph, whose stages the pipeline's profile knows; return its times.
+
+        What the graph spent outside the layers and what the host took around it are overhead.
+        """
+        now = self._ended_at = self._now()
+        if stages is None:
+            return None
+        step_s = now - self._began_at
+        return StepTimes(
+            rows=rows,
+            step_s=step_s,
+            projection_s=stages.projection_s,
+            attention_s=stages.attention_s,
+            post_attention_s=stages.post_attention_s,
+            overhead_s=max(0.0, step_s - stages.graph_s) + stages.outside_s,
         )

@@ -45,14 +45,15 @@ class GenerateTrace:
             )
         self._span.event("first_token")
 
-    def ended(self, num_tokens: int, finish_reason: str) -> None:
-        """Note the last output."""
+    def ended(self, num_tokens: int, finish_reason: str, *, num_microbatches: int) -> None:
+        """Note the last output; ``num_microbatches`` of steps meanwhile, 0 where they are not captured."""
         self._has_end = True
         self._span.event("end", {"finish_reason": finish_reason})
         self._span.set(
             {
                 "gen_ai.usage.output_tokens": num_tokens,
                 "gen_ai.response.finish_reasons": (finish_reason,),
+                "kernelflume.microbatches": num_microbatches,
             }
         )
 

@@ -14,14 +14,13 @@ from kernelflume.cuda.exchange import MAX_NODES, ExchangeKernels
 from kernelflume.cuda.status import StatusWord
 from kernelflume.runtime.clock import Deadline
 from kernelflume.tensor.device import architecture
-from kernelflume.transport.lanes import LaneLayout, graph_buckets
+from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.memory import register
+from kernelflume.wnode.gpu.captured_steps import CapturedSteps
 from kernelflume.wnode.gpu.device_end import DeviceEnd
 from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
-from kernelflume.wnode.gpu.graph import StepGraphs
 from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes, NodeRows
-from kernelflume.wnode.gpu.program import StepProgram
 from kernelflume.wnode.sampler import is_plain, sample
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
     from kernelflume.wnode.model.decoder import Decoder
+    from kernelflume.wnode.pipeline.lane_plan import LanePlan
 
 _PROBE_INTERVAL_S = 0.1
 _RETRACT_TIMEOUT_S = 2.0
@@ -61,13 +61,12 @@ class GraphRunner:
         transport: NixlTransport,
         links: LinkTable,
         clock: Clock,
-        max_rows: int,
-        num_lanes: int,
+        lane_plan: LanePlan,
         query_first: QueryFirst,
         timeout_s: float,
         eos_token_ids: frozenset[int],
     ) -> None:
-        """Allocate the lanes and capture every graph, which takes some seconds.
+        """Allocate the lanes, capture every graph and time it, which takes some seconds.
 
         Args:
             decoder: the model on its GPU.
@@ -75,8 +74,7 @@ class GraphRunner:
             transport: registers the lanes' memory.
             links: the attention nodes.
             clock: for deadlines.
-            max_rows: most rows of a lane.
-            num_lanes: microbatches of a step.
+            lane_plan: lanes, and the steps that are captured.
             query_first: when queries leave.
             timeout_s: deadline of a step.
             eos_token_ids: see ``sampler.sample``.
@@ -86,8 +84,10 @@ class GraphRunner:
         """
         device = decoder.device
         self._transport = transport
+        max_rows, num_lanes = lane_plan.max_rows, lane_plan.num_lanes
         self.layout = LaneLayout(geometry, max_rows)
         self.num_lanes = num_lanes
+        self._max_step_rows = lane_plan.max_step_rows
         self.query_first = query_first
         self._decoder = decoder
         self._links = links
@@ -114,14 +114,7 @@ class GraphRunner:
         self._states = [_LaneState() for _ in self._lanes]
         self._chosen = [torch.zeros(max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
         self._done = torch.cuda.Event()
-        self._graphs = StepGraphs(StepProgram(decoder, self._lanes, self._stages))
-        for rows in graph_buckets(max_rows):
-            self._graphs.warm((rows,) * num_lanes)
-
-    @property
-    def num_captures(self) -> int:
-        """Graphs captured since the start."""
-        return self._graphs.num_captures
+        self.steps = CapturedSteps.capture(decoder, geometry, self._lanes, self._stages, lane_plan)
 
     def make_end(self) -> DeviceEnd:
         """Return this side of a new link's lanes; called by the thread that prepares links."""
@@ -135,7 +128,7 @@ class GraphRunner:
 
     def can_run(self, batch: StepBatch) -> bool:
         """True when every row decodes, and every node that takes part has device lanes."""
-        if batch.num_rows != len(batch.chunks) or batch.num_rows > self.num_lanes * self.layout.max_rows:
+        if batch.num_rows != len(batch.chunks) or batch.num_rows > self._max_step_rows:
             return False
         if not all(chunk.samples and len(chunk.writes) == 1 for chunk in batch.chunks):
             return False
@@ -152,7 +145,7 @@ class GraphRunner:
         Raises:
             PeerLostError: a node is gone or did not answer; nothing was stored for this step.
         """
-        parts = self._split(batch.chunks)
+        parts = self.steps.split(batch.chunks)
         tail_attends = self.query_first is not QueryFirst.LOCAL
         routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
         links = self._links_of(routes)
@@ -166,6 +159,7 @@ class GraphRunner:
         except PeerLostError:
             self._retract(links.values(), step)
             raise
+        self.steps.note()
         return self._choose(parts, logits)
 
     def _launch(
@@ -173,9 +167,8 @@ class GraphRunner:
     ) -> list[torch.Tensor]:
         """Enqueue the step; return the lanes' logits."""
         self._upload(parts, routes, links)
-        rows = self.layout.graph_rows(max(len(chunks) for chunks in parts))
-        logits = self._graphs.replay((rows,) * self.num_lanes)
-        for chosen, lane in zip(self._chosen, self._lanes, strict=True):
+        logits = self.steps.replay(parts, self.layout)
+        for chosen, lane in zip(self._chosen[: len(parts)], self._lanes, strict=False):
             chosen.copy_(lane.token_ids, non_blocking=True)
         self._done.record()
         for index, lane_routes in enumerate(routes):
@@ -184,16 +177,6 @@ class GraphRunner:
                 assert end is not None  # noqa: S101 - can_run looked
                 end.advance(index, queried=bool(share.query_rows), stored=bool(share.kv_rows))
         return logits
-
-    def _split(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
-        share, left = divmod(len(chunks), self.num_lanes)
-        parts = []
-        first = 0
-        for lane in range(self.num_lanes):
-            end = first + share + (lane < left)
-            parts.append(chunks[first:end])
-            first = end
-        return parts
 
     def _links_of(self, routes: Sequence[LaneRoutes]) -> dict[str, Link]:
         links: dict[str, Link] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, FORMATS, missing_packages
+from kernelflume.wnode.pipeline.lane_plan import LanePlan
 
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
@@ -44,15 +45,13 @@ def make_graph_runner(
         from kernelflume.wnode.gpu.device_stage import QueryFirst  # noqa: PLC0415 - needs what was looked for
         from kernelflume.wnode.gpu.graph_runner import GraphRunner  # noqa: PLC0415
 
-        lanes = settings.microbatches
         return GraphRunner(
             decoder=decoder,
             geometry=geometry,
             transport=transport,
             links=links,
             clock=clock,
-            max_rows=-(-settings.max_num_seqs // lanes),
-            num_lanes=lanes,
+            lane_plan=LanePlan.of(settings.microbatches, settings.max_num_seqs),
             query_first=QueryFirst(settings.query_first),
             timeout_s=settings.exchange_timeout_s,
             eos_token_ids=eos_token_ids,

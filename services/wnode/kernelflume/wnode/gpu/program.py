@@ -70,7 +70,7 @@ class StepProgram:
         """Enqueue a step of ``num_rows`` rows a lane; return the lanes' logits, float32 [rows, vocab]."""
         config = self._decoder.config
         runs = [
-            _LaneRun(self, lane, stage, rows, is_alone=len(num_rows) == 1)
+            _LaneRun(self, lane, stage, rows, is_alone=sum(map(bool, num_rows)) == 1)
             for lane, stage, rows in zip(self._lanes, self._stages, num_rows, strict=True)
             if rows
         ]
@@ -78,6 +78,17 @@ class StepProgram:
             for run in runs:
                 run.project(layer)
         return [run.finish() for run in runs]
+
+    def enqueue_ends(self, num_rows: int) -> None:
+        """Enqueue, for the first lane, what a step has outside the layers; to be timed by itself."""
+        _LaneRun(self, self._lanes[0], self._stages[0], num_rows, is_alone=True).choose()
+
+    def enqueue_projections(self, num_rows: int) -> None:
+        """Enqueue, for the first lane, all layers' projections of queries, keys and values; to be timed."""
+        run = _LaneRun(self, self._lanes[0], self._stages[0], num_rows, is_alone=True)
+        for layer in range(self._decoder.config.num_layers):
+            run.dispatch(layer)
+        self._stages[0].end(num_rows)  # what was forked off must come back within a capture
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of each row's angles: float32 [n, head_dim / 2]."""
@@ -109,6 +120,10 @@ class _LaneRun:
         """Finish the layer before, and send off this layer's query, key and value."""
         if layer:
             self._finish_layer(layer - 1)
+        self.dispatch(layer)
+
+    def dispatch(self, layer: int) -> None:
+        """Project a layer's query, key and value, and send them off."""
         weights, num_rows, lane = self._decoder.layers[layer], self._num_rows, self._lane
         normed = rms_norm(self._hidden, self._delta, weights.input_norm)
         if self._stage.query_first:
@@ -134,6 +149,10 @@ class _LaneRun:
         """Finish the last layer; choose each row's next token; return the logits."""
         self._finish_layer(self._decoder.config.num_layers - 1)
         self._stage.end(self._num_rows)
+        return self.choose()
+
+    def choose(self) -> Tensor:
+        """Choose each row's next token; return the logits."""
         normed = rms_norm(self._hidden, self._delta, self._decoder.final_norm)
         logits: Tensor = self._decoder.head(normed).float()
         torch.argmax(logits, -1, out=self._lane.token_ids[: self._num_rows])
