@@ -84,7 +84,7 @@ async def _stream(port: int, prompt: list[int], num_tokens: int, arrivals: list[
                 arrivals.append(time.perf_counter())
             if b'"completion_tokens"' in line:
                 used = json.loads(line[6:])["usage"]["completion_tokens"]
-            if b'"error"' in line:
+            if line.startswith(b'data: {"error"'):
                 raise SystemExit(line.decode())
         if used != num_tokens:
             raise SystemExit(f"{used} tokens instead of {num_tokens}")
