@@ -48,6 +48,8 @@ from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernelflume.core.geometry import KvGeometry
+
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
     num_layers=3,
@@ -68,12 +70,15 @@ PAGE_TOKENS = 4
 class LocalAttentionNode:
     """One exchange on a thread of its own."""
 
-    def __init__(self, name: str, network: LoopbackNetwork, *, num_pages: int) -> None:
+    def __init__(
+        self, name: str, network: LoopbackNetwork, *, num_pages: int, geometry: KvGeometry = GEOMETRY
+    ) -> None:
         self.name = name
+        self.geometry = geometry
         self.transport = LoopbackTransport(name, network)
         self.doorbell = Doorbell()
         self.pool = KvPool(
-            GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=num_pages * PAGE_TOKENS * GEOMETRY.token_bytes
+            geometry, page_tokens=PAGE_TOKENS, num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes
         )
         clock = MonotonicClock()
         self.exchange = Exchange(
@@ -93,6 +98,10 @@ class LocalAttentionNode:
     def num_used_pages(self) -> int:
         return self.pool.allocator.num_pages - self.pool.allocator.num_free
 
+    @property
+    def handshake(self) -> Handshake:
+        return Handshake(node_name=self.name, geometry=self.geometry, transport=self.transport.kind)
+
     def connect(self, offer: LinkOffer) -> LinkAnswer:
         order = ConnectOrder(
             weight_node=offer.handshake.node_name,
@@ -102,9 +111,9 @@ class LocalAttentionNode:
             partial_regions=offer.partial_regions,
             doorbell_address=offer.doorbell_address,
         )
-        connected = self.exchange.adopt(prepare_link(order, GEOMETRY, self.transport, self.pool.device))
+        connected = self.exchange.adopt(prepare_link(order, self.geometry, self.transport, self.pool.device))
         return LinkAnswer(
-            handshake=Handshake(node_name=self.name, geometry=GEOMETRY, transport=self.transport.kind),
+            handshake=self.handshake,
             metadata=connected.metadata,
             query_regions=connected.query_regions,
             append_regions=connected.append_regions,
@@ -170,7 +179,10 @@ class LocalWeightNode:
         max_range_tokens: int = 0,
         exchange_timeout_s: float = 10.0,
         eos_token_ids: frozenset[int] = frozenset(),
+        geometry: KvGeometry = GEOMETRY,
     ) -> None:
+        self.kv_dtype = getattr(torch, geometry.kv_dtype)
+        self.largest = torch.finfo(self.kv_dtype).max
         clock = MonotonicClock()
         self.transport = LoopbackTransport(name, network)
         self.doorbell = Doorbell()
@@ -188,11 +200,12 @@ class LocalWeightNode:
         )
         self.recorder = Recorder()
         self.connector = Connector(
-            self.transport, self.doorbell, GEOMETRY, max_rows=max_rows, device=torch.device("cpu")
+            self.transport, self.doorbell, geometry, max_rows=max_rows, device=torch.device("cpu")
         )
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,
+            kv_dtype=self.kv_dtype,
             scheduler=self.scheduler,
             ledger=self.ledger,
             links=self.links,
@@ -247,7 +260,7 @@ class LocalWeightNode:
         return [self.recorder.tokens[name] for name in request_ids]
 
     def reference(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Generate greedily with dense float64 attention over all tokens, one forward a token."""
+        """Generate greedily with dense float64 attention over what the pool holds of all tokens."""
         tokens = list(prompt)
         for _ in range(num_tokens):
             state = self.decoder.begin(torch.tensor(tokens), torch.arange(len(tokens)))
@@ -255,6 +268,10 @@ class LocalWeightNode:
             for layer in range(CONFIG.num_layers):
                 query = self.decoder.project_query(layer, state)
                 key, value = self.decoder.project_kv(layer, state)
+                key, value = (
+                    numbers.clamp(-self.largest, self.largest).to(self.kv_dtype).double()
+                    for numbers in (key, value)
+                )
                 out = dense_attention(query, key, value, mask=mask).out.float()
                 self.decoder.finish_layer(layer, state, out.reshape(len(tokens), -1))
             tokens.append(int(self.decoder.logits(state, torch.tensor([len(tokens) - 1])).argmax()))

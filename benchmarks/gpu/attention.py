@@ -19,6 +19,7 @@ from benchmarks.gpu.workload import Workload
 from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.page_table import PageTable
+from kernelflume.core.geometry import kv_dtype_of
 
 CELLS = ((32, 16_384), (32, 32_768), (8, 32_768), (128, 4_096), (32, 2_048), (1, 131_072))
 """Rows and tokens of each."""
@@ -29,7 +30,7 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--heads", default="32:8,32:32")
-    parser.add_argument("--kv-dtypes", default="bfloat16")
+    parser.add_argument("--kv-dtypes", default="bfloat16", help="some of bfloat16, fp8")
     parser.add_argument("--page-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -39,7 +40,8 @@ def main() -> None:
     rows = []
     for heads in options.heads.split(","):
         queries, keys = map(int, heads.split(":"))
-        for kv_dtype in options.kv_dtypes.split(","):
+        for asked in options.kv_dtypes.split(","):
+            kv_dtype = kv_dtype_of(asked, "bfloat16")
             for batch, context in CELLS:
                 workload = Workload(
                     num_query_heads=queries,

@@ -73,7 +73,7 @@ def make_pages(
 
 
 def fill_pages(pages: DevicePages, seed: int) -> None:
-    """Fill the pages with random keys and values."""
+    """Fill the pages with random keys and values, the same in every format up to rounding."""
     device = pages.pages.device
     generator = torch.Generator(device).manual_seed(seed)
     for layer in pages.pages if pages.pages.stride(0) else pages.pages[:1]:

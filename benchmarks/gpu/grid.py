@@ -18,6 +18,7 @@ from benchmarks.gpu.reference import Reference
 from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decoder
 from benchmarks.gpu.workload import HEAD_CONFIGURATIONS, Workload
 
+from kernelflume.core.geometry import kv_dtype_of
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--contexts", default="2048,8192,32768")
     parser.add_argument("--modes", default="off,paper,local")
     parser.add_argument("--lanes", default="1")
+    parser.add_argument("--kv-dtype", default="bfloat16", help="bfloat16 or fp8")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--device", type=int, default=-1, help="of the attention nodes; by default the last")
     parser.add_argument("--out", type=Path)
@@ -65,6 +67,7 @@ def main() -> None:
                 batch=1,
                 context=64,
                 num_nodes=options.nodes,
+                kv_dtype=kv_dtype_of(options.kv_dtype, "bfloat16"),
             )
             decoder = make_decoder(base)
             for batch in map(int, options.batches.split(",")):

@@ -211,7 +211,10 @@ def changed(geometry: KvGeometry = GEOMETRY, **fields: Any) -> KvGeometry:
     [
         (changed(num_layers=4), r"geometry.num_layers differs: a-7#.* has 3, w-8#aa has 4"),
         (changed(model_id="other"), r"geometry.model_id differs: a-7#.* has 'tiny', w-8#aa has 'other'"),
-        (changed(kv_dtype="float16"), r"geometry.kv_dtype differs"),
+        (
+            changed(kv_dtype="float8_e4m3fn"),
+            r"geometry.kv_dtype differs: a-7#.* has 'float32', w-8#aa has 'float8_e4m3fn'",
+        ),
     ],
 )
 def test_another_geometry_is_refused_with_both_sides_named(

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.inprocess import PAGE_TOKENS, LocalAttentionNode, LocalWeightNode
+from tests.inprocess import CONFIG, GEOMETRY, PAGE_TOKENS, LocalAttentionNode, LocalWeightNode
 
+from kernelflume.core.errors import HandshakeError
+from kernelflume.core.geometry import FP8, KvGeometry
 from kernelflume.transport.loopback import LoopbackNetwork
-from kernelflume.wnode.messages import Adopted, LinkFailed, LinkLost
+from kernelflume.wnode.messages import Adopted, LinkFailed, LinkLost, LinkOffer
 
 Rig = Callable[..., tuple[LocalWeightNode, list[LocalAttentionNode]]]
 
@@ -24,10 +26,18 @@ def rig() -> Iterator[Rig]:
     parts: list[LocalWeightNode | LocalAttentionNode] = []
 
     def build(
-        num_nodes: int, *, num_pages: int = 200, active: int | None = None, **options: object
+        num_nodes: int,
+        *,
+        num_pages: int = 200,
+        active: int | None = None,
+        geometry: KvGeometry = GEOMETRY,
+        **options: object,
     ) -> tuple[LocalWeightNode, list[LocalAttentionNode]]:
-        weight = LocalWeightNode(network, **options)  # type: ignore[arg-type]
-        nodes = [LocalAttentionNode(f"a{i}#1", network, num_pages=num_pages) for i in range(num_nodes)]
+        weight = LocalWeightNode(network, geometry=geometry, **options)  # type: ignore[arg-type]
+        nodes = [
+            LocalAttentionNode(f"a{i}#1", network, num_pages=num_pages, geometry=geometry)
+            for i in range(num_nodes)
+        ]
         parts.extend([weight, *nodes])
         for node in nodes:
             weight.attach(node)
@@ -53,6 +63,42 @@ def test_tokens_equal_dense_attention(rig: Rig, num_nodes: int, max_range_tokens
     outputs = weight.run_all(*prompts)
     assert outputs == [weight.reference(tokens, 12) for tokens in prompts.values()]
     assert all(weight.recorder.finished[name].finish_reason == "length" for name in prompts)
+
+
+@pytest.mark.parametrize("kv_dtype", [FP8, "bfloat16"])
+def test_narrow_keys_and_values_give_the_same_tokens_on_any_number_of_nodes(rig: Rig, kv_dtype: str) -> None:
+    geometry = CONFIG.geometry("float32", kv_dtype, "tiny", revision="1")
+    prompts = {f"r{length}": prompt(length, length) for length in (1, 2, 5, 17, 40)}
+    outputs: list[list[list[int]]] = []
+    # Prompts in chunks of another size, ranges cut elsewhere, other rows side by side.
+    for num_nodes, max_range_tokens, max_rows, max_num_seqs in ((1, 0, 64, 8), (3, 3, 7, 8), (3, 0, 5, 1)):
+        weight, _ = rig(
+            num_nodes,
+            geometry=geometry,
+            max_range_tokens=max_range_tokens,
+            max_rows=max_rows,
+            max_num_seqs=max_num_seqs,
+            name=f"w{len(outputs)}#1",
+        )
+        for name, tokens in prompts.items():
+            weight.submit(name, tokens)
+        outputs.append(weight.run_all(*prompts))
+    assert outputs[0] == [weight.reference(tokens, 12) for tokens in prompts.values()]
+    assert outputs[1] == outputs[0]
+    assert outputs[2] == outputs[0]
+
+
+def test_a_node_of_another_format_of_keys_and_values_is_refused_by_name(rig: Rig) -> None:
+    weight, _ = rig(1)
+    geometry = CONFIG.geometry("float32", FP8, "tiny", revision="1")
+    node = LocalAttentionNode("b#1", LoopbackNetwork(), num_pages=4, geometry=geometry)
+    try:
+        offer = weight.connector.open("b#1")
+        assert isinstance(offer, LinkOffer)
+        with pytest.raises(HandshakeError, match=f"geometry.kv_dtype differs: .*'float32'.*'{FP8}'"):
+            offer.handshake.check(node.handshake)
+    finally:
+        node.stop()
 
 
 def test_all_pages_are_free_after_the_last_request(rig: Rig) -> None:

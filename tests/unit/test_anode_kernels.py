@@ -6,11 +6,13 @@ import pytest
 import torch
 from tests.anode import GEOMETRY, with_dtypes
 
+from kernelflume.anode import kernels
 from kernelflume.anode.host_pages import HostPages
 from kernelflume.anode.kernels import AttentionKernel, Share, TorchKernel, TorchStep, choose_kernel
 from kernelflume.anode.kvpool import KvPool
 from kernelflume.anode.selftest import check_kernel
 from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.core.geometry import FP8
 from kernelflume.tensor.partials import Partial
 from kernelflume.tensor.reference import dense_attention
 
@@ -63,6 +65,27 @@ def test_ragged_and_scattered_rows_equal_the_oracle(dtype: torch.dtype, toleranc
             row += rows
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_fp8_is_widened_exactly_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num_rows: int
+) -> None:
+    monkeypatch.setattr(kernels, "_WIDENED_NUMBERS", 7 * NUM_KV_HEADS * HEAD_DIM)
+    generator = torch.Generator().manual_seed(2)
+    queries = torch.randn(num_rows, NUM_QUERY_HEADS, HEAD_DIM, generator=generator).to(dtype)
+    lengths = [3, 7, 30]
+    shape = (2, NUM_LAYERS, NUM_KV_HEADS, sum(lengths), HEAD_DIM)
+    key, value = (torch.randn(shape, generator=generator) * 3).to(torch.float8_e4m3fn)
+    extents = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    step = TorchStep(queries, [num_rows], [[views(*extent) for extent in extents]], NUM_KV_HEADS)
+    into = Partial(torch.full_like(queries, torch.nan), torch.full(queries.shape[:2], torch.nan))
+    step.run(1, into)
+    expected = dense_attention(queries, key[1].transpose(0, 1).float(), value[1].transpose(0, 1).float())
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}[dtype]
+    torch.testing.assert_close(into.out.double(), expected.out, rtol=0, atol=tolerance)
+    torch.testing.assert_close(into.lse.double(), expected.lse, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
 def test_any_grouping_of_heads(num_kv_heads: int) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -90,7 +113,10 @@ def test_an_unknown_kernel_is_refused() -> None:
         choose_kernel("fast", small_pool())
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "float16")])
+@pytest.mark.parametrize(
+    "dtypes",
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "float16"), ("float16", FP8)],
+)
 def test_the_self_test_passes_and_leaves_the_pool_empty(dtypes: tuple[str, str]) -> None:
     geometry = with_dtypes(*dtypes)
     pool = small_pool(geometry)

@@ -7,24 +7,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.anode import GEOMETRY
+from tests.anode import GEOMETRY, with_dtypes
 
+from kernelflume.anode.gpu.decode import uses_tensor_cores
 from kernelflume.anode.gpu.device_kernels import TorchDeviceKernel, choose_device_kernel, workspace_bytes
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence, KvPool
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import FP8, KvGeometry
+from kernelflume.cuda.requirements import unknown_format
 from kernelflume.tensor.partials import Partial
 from kernelflume.tensor.reference import dense_attention
 
 PAGE_TOKENS = 4
 
 
-def filled(lengths: list[int]) -> tuple[DevicePages, list[HeldSequence], list[torch.Tensor]]:
+def filled(
+    lengths: list[int], geometry: KvGeometry = GEOMETRY
+) -> tuple[DevicePages, list[HeldSequence], list[torch.Tensor]]:
     """Sequences of so many tokens in pages that are scattered, and their [layers, tokens, 2, heads, dim]."""
-    book = KvPool(GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=64 * PAGE_TOKENS * GEOMETRY.token_bytes)
-    pages = DevicePages(GEOMETRY, page_tokens=PAGE_TOKENS, num_pages=64, device=torch.device("cpu"))
+    book = KvPool(geometry, page_tokens=PAGE_TOKENS, num_bytes=64 * PAGE_TOKENS * geometry.token_bytes)
+    pages = DevicePages(geometry, page_tokens=PAGE_TOKENS, num_pages=64, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(3)
     sequences = [HeldSequence() for _ in lengths]
     written: list[list[torch.Tensor]] = [[] for _ in lengths]
@@ -34,15 +39,16 @@ def filled(lengths: list[int]) -> tuple[DevicePages, list[HeldSequence], list[to
             if position < length:
                 slots = book.append(sequences[index], position, 1)
                 shape = (GEOMETRY.num_layers, 1, 2, GEOMETRY.num_kv_heads, GEOMETRY.head_dim)
-                rows = torch.randn(shape, generator=generator)
+                rows = torch.randn(shape, generator=generator).to(getattr(torch, geometry.kv_dtype))
                 pages.store(slots, rows)
-                written[index].append(rows)
+                written[index].append(rows.float())
     return pages, sequences, [torch.cat(rows, 1) if rows else torch.empty(0) for rows in written]
 
 
-def test_rows_over_scattered_pages_equal_the_oracle() -> None:
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", FP8])
+def test_rows_over_scattered_pages_equal_the_oracle(kv_dtype: str) -> None:
     lengths, row_counts = [1, 9, 4, 30], [1, 3, 1, 2]
-    pages, sequences, written = filled(lengths)
+    pages, sequences, written = filled(lengths, with_dtypes("float32", kv_dtype))
     queries = torch.randn(sum(row_counts), GEOMETRY.num_query_heads, GEOMETRY.head_dim)
     step = TorchDeviceKernel(pages).plan(
         queries, [Share(rows, sequence) for rows, sequence in zip(row_counts, sequences, strict=True)]
@@ -73,6 +79,24 @@ def test_float32_is_left_to_torch_and_refused_to_flashinfer() -> None:
     assert isinstance(choose_device_kernel("auto", pages), TorchDeviceKernel)
     with pytest.raises(ConfigurationError, match="not in float32; set kernel=torch"):
         choose_device_kernel("flashinfer", pages)
+
+
+def test_flashinfer_attends_to_fp8_and_refuses_other_mixtures() -> None:
+    pages, _, _ = filled([1], with_dtypes("bfloat16", "float16"))
+    assert isinstance(choose_device_kernel("auto", pages), TorchDeviceKernel)
+    with pytest.raises(ConfigurationError, match="in bfloat16 or float8_e4m3fn, not in float16; set kernel"):
+        choose_device_kernel("flashinfer", pages)
+    pages, _, _ = filled([1], with_dtypes("bfloat16", FP8))
+    assert unknown_format("bfloat16", FP8) == ""
+    assert isinstance(choose_device_kernel("torch", pages), TorchDeviceKernel)
+
+
+def test_fp8_is_decoded_on_tensor_cores_whatever_the_grouping() -> None:
+    grouped = with_dtypes("bfloat16")
+    alone = replace(grouped, num_kv_heads=grouped.num_query_heads)
+    assert uses_tensor_cores(grouped)
+    assert not uses_tensor_cores(alone)
+    assert uses_tensor_cores(replace(alone, kv_dtype=FP8))
 
 
 def test_a_page_table_names_every_page_and_the_last_one_s_tokens() -> None:

@@ -10,17 +10,19 @@ import torch
 from tests.anode import with_dtypes
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import FP8
+from kernelflume.wnode.gpu import opener
 from kernelflume.wnode.gpu.opener import make_graph_runner
 
 
-def made(data_path: str, device: str, dtype: str = "bfloat16") -> object:
+def made(data_path: str, device: str, dtype: str = "bfloat16", kv_dtype: str | None = None) -> object:
     parts = {name: cast("Any", None) for name in ("transport", "links", "clock")}
     settings = SimpleNamespace(
         data_path=data_path, microbatches="auto", max_num_seqs=4, query_first="local", exchange_timeout_s=1.0
     )
     return make_graph_runner(
         decoder=cast("Any", SimpleNamespace(device=torch.device(device))),
-        geometry=with_dtypes(dtype, dtype),
+        geometry=with_dtypes(dtype, kv_dtype),
         settings=cast("Any", settings),
         eos_token_ids=frozenset(),
         **parts,
@@ -39,8 +41,23 @@ def test_the_device_path_on_a_cpu_is_refused_by_name() -> None:
 
 def test_float32_has_no_device_path(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
-        ConfigurationError, match="compute bfloat16 or float16 on the device path, not float32"
+        ConfigurationError, match=r"data_path: .* FlashInfer computes in bfloat16 or float16, not in float32"
     ):
         made("device", "cuda:0", "float32")
     assert made("auto", "cuda:0", "float32") is None
     assert "decode steps are posted" in caplog.text
+
+
+def test_keys_and_values_that_flashinfer_does_not_know_have_no_device_path() -> None:
+    with pytest.raises(ConfigurationError, match=r"data_path: .* or float8_e4m3fn, not in bfloat16"):
+        made("device", "cuda:0", "float16", "bfloat16")
+
+
+def test_fp8_needs_a_gpu_that_rounds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ConfigurationError, match=r"data_path: .* float8_e4m3fn on GPUs of .* 8\.9 or more"):
+        made("device", "cuda:0", "bfloat16", FP8)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(opener, "missing_packages", lambda _: ["libucx-cu13"])
+    with pytest.raises(ConfigurationError, match="needs libucx-cu13"):
+        made("device", "cuda:0", "bfloat16", FP8)

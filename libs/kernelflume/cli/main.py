@@ -13,7 +13,7 @@ from kernelflume.cli import services, status
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.cli.drain import drain
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import DEFAULT_SCALER, MODEL_HELP, Dtype, LoadFormat, ScalerAddress
+from kernelflume.cli.options import DEFAULT_SCALER, MODEL_HELP, Dtype, KvCacheDtype, LoadFormat, ScalerAddress
 from kernelflume.cli.output import output_console
 from kernelflume.cli.policy import policy_commands
 from kernelflume.cli.profile_command import profile
@@ -74,6 +74,7 @@ def geometry(
     model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")],
     *,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     load_format: LoadFormat = "auto",
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
 ) -> None:
@@ -83,7 +84,7 @@ def geometry(
     with errors_as_exit():
         with reporter_for(Console(stderr=True)) as reporter:
             checkpoint = find_model(model, reporter, seed if load_format == "dummy" else None)
-        typer.echo(json.dumps(geometry_of(checkpoint, dtype).to_dict()))
+        typer.echo(json.dumps(geometry_of(checkpoint, dtype, kv_cache_dtype).to_dict()))
 
 
 @app.command()

@@ -91,7 +91,13 @@ MODEL_HELP = "A Hugging Face folder, a .gguf file, or `smollm2`."
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(
-        help="Format of weights and of keys and values; auto is float32 on a CPU, the model's own on a GPU."
+        help="Format of weights and activations; auto is float32 on a CPU, the model's own on a GPU."
+    ),
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "fp8", "fp8_e4m3", "float32", "bfloat16", "float16"],
+    typer.Option(
+        help="Format that keys and values are kept in; auto is as --dtype, fp8 (fp8_e4m3) a byte a number."
     ),
 ]
 

@@ -18,7 +18,7 @@ from kernelflume.cli.stack import LOCALHOST, PartSpec, Ports, StackOptions, plan
 from kernelflume.cli.tables import size
 from kernelflume.cli.threads import all_threads, divide_threads
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.core.geometry import DTYPE_BYTES
+from kernelflume.core.geometry import DTYPE_BYTES, kv_dtype_of
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.service import free_port
 from kernelflume.store.embedded import embedded_command
@@ -225,10 +225,16 @@ def find_model(model: str, reporter: StartReporter, dummy_seed: int | None = Non
     return checkpoint
 
 
-def geometry_of(checkpoint: Checkpoint, dtype: str, device: str = "cpu") -> KvGeometry:
-    """Return what attention nodes are told of a model; keys and values are kept in the model's format."""
+def geometry_of(
+    checkpoint: Checkpoint, dtype: str, kv_cache_dtype: str = "auto", device: str = "cpu"
+) -> KvGeometry:
+    """Return what attention nodes are told of a model.
+
+    Raises:
+        ConfigurationError: keys and values cannot be kept in that format.
+    """
     concrete = checkpoint.config.concrete_dtype(dtype, device)
-    return checkpoint.geometry(concrete, concrete)
+    return checkpoint.geometry(concrete, kv_dtype_of(kv_cache_dtype, concrete))
 
 
 def plan(
@@ -242,7 +248,8 @@ def plan(
         num_sharing: attention nodes that the cores are shared among, where not all of them start.
 
     Raises:
-        ConfigurationError: there is no embedded Redis server and no other was named.
+        ConfigurationError: there is no embedded Redis server and no other was named, or keys and values
+            cannot be kept in that format.
     """
     host = options.node_host
     ports = Ports(redis=free_port(host), weight_node=free_port(host))
@@ -252,7 +259,7 @@ def plan(
     return plan_stack(
         options,
         checkpoint=checkpoint.path,
-        geometry=geometry_of(checkpoint, options.dtype, options.device),
+        geometry=geometry_of(checkpoint, options.dtype, options.kv_cache_dtype, options.device),
         ports=ports,
         threads=divide_threads(
             cpus, num_sharing or options.num_attention_nodes, node_threads=options.attention_node_threads

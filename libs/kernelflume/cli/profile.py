@@ -67,7 +67,7 @@ def measure_profile(
         replace(stack, num_attention_nodes=_NUM_POOLS), available_bytes=psutil.virtual_memory().available
     )
     checkpoint = find_model(stack.model, reporter)
-    geometry = geometry_of(checkpoint, stack.dtype)
+    geometry = geometry_of(checkpoint, stack.dtype, stack.kv_cache_dtype)
     measurements = plan_profile(
         options.rows,
         geometry,

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import MODEL_HELP, Dtype, state_dir
+from kernelflume.cli.options import MODEL_HELP, Dtype, KvCacheDtype, state_dir
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.stack import LOCALHOST, StackOptions
 from kernelflume.runtime.settings import parse_size
@@ -46,6 +46,7 @@ def profile(
         int, typer.Option(min=1, help="Attention nodes that will share the cores, as with serve.")
     ] = 2,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     max_model_len: Annotated[
         int | None,
         typer.Option(min=2, help="Longest prompt and answer together, in tokens. [default: the model's]"),
@@ -81,6 +82,7 @@ def profile(
             port=0,
             scaler_port=0,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
             redis_url=None,
             cluster="kernelflume",

@@ -15,6 +15,7 @@ from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.options import (
     MODEL_HELP,
     Dtype,
+    KvCacheDtype,
     LoadFormat,
     amounts,
     device_name,
@@ -68,6 +69,7 @@ def serve(
         ),
     ] = None,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     load_format: LoadFormat = "auto",
     device: Annotated[
         str,
@@ -220,6 +222,7 @@ def serve(
         port=port,
         scaler_port=scaler_port,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device=device,
         attention_devices=tuple(attention_devices.split(",")) if attention_devices else (device,),
         max_model_len=max_model_len,

@@ -63,6 +63,8 @@ class StackOptions:
     """``peer`` or ``none``; all nodes need the same."""
     log_level: str
     log_dir: Path
+    kv_cache_dtype: str = "auto"
+    """As the weight node's setting."""
     device: str = CPU
     """Where the weight node computes: ``cpu``, ``cuda`` or ``cuda:N``."""
     attention_devices: tuple[str, ...] = (CPU,)
@@ -178,6 +180,7 @@ def plan_stack(
     model = (
         *("--served-model-id", geometry.model_id),
         *("--dtype", geometry.dtype),
+        *("--kv-cache-dtype", options.kv_cache_dtype),
         *(("--device", options.device) if options.device != CPU else ()),
         *("--seed", str(options.seed)),
         *weights,

@@ -10,6 +10,36 @@ from typing import Any, Self
 from kernelflume.core.errors import ConfigurationError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Formats to compute in, and bytes of a number."""
+FP8 = "float8_e4m3fn"
+"""Four bits of exponent, three of mantissa, no infinity; up to 448."""
+KV_DTYPE_BYTES = {**DTYPE_BYTES, FP8: 1}
+"""Formats to keep keys and values in."""
+
+_ALIASES = {"fp8": FP8, "fp8_e4m3": FP8}
+
+
+def kv_dtype_of(asked: str, dtype: str) -> str:
+    """Return the format that keys and values are kept in.
+
+    Args:
+        asked: ``auto`` for the model's, ``fp8`` or ``fp8_e4m3`` for FP8, or a format's own name.
+        dtype: the model's.
+
+    Raises:
+        ConfigurationError: there is no such format, or nothing is gained by it.
+    """
+    if asked == "auto":
+        return dtype
+    kv_dtype = _ALIASES.get(asked, asked)
+    if kv_dtype not in KV_DTYPE_BYTES:
+        names = ", ".join(("auto", *_ALIASES, *DTYPE_BYTES))
+        raise ConfigurationError(f"kv_cache_dtype: {asked!r} is not one of {names}")
+    if kv_dtype != dtype and KV_DTYPE_BYTES[kv_dtype] >= DTYPE_BYTES[dtype]:
+        raise ConfigurationError(
+            f"kv_cache_dtype: keys and values of a model in {dtype} become no smaller in {asked}"
+        )
+    return kv_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +59,7 @@ class KvGeometry:
     dtype: str
     """Format of queries and partial outputs on the wire."""
     kv_dtype: str
-    """Format of keys and values in the pool."""
+    """Format of keys and values in the pool and on the wire."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_query_heads", "num_kv_heads", "head_dim"):
@@ -40,10 +70,10 @@ class KvGeometry:
                 f"geometry: {self.num_query_heads} query heads are no multiple of "
                 f"{self.num_kv_heads} KV heads"
             )
-        for name in ("dtype", "kv_dtype"):
-            if getattr(self, name) not in DTYPE_BYTES:
+        for name, known in (("dtype", DTYPE_BYTES), ("kv_dtype", KV_DTYPE_BYTES)):
+            if getattr(self, name) not in known:
                 raise ConfigurationError(
-                    f"geometry: {name} {getattr(self, name)!r} is not one of {', '.join(DTYPE_BYTES)}"
+                    f"geometry: {name} {getattr(self, name)!r} is not one of {', '.join(known)}"
                 )
 
     @property
@@ -54,7 +84,7 @@ class KvGeometry:
     @property
     def kv_row_bytes(self) -> int:
         """Bytes of one token's key and value in one layer: 2 H_kv d_h bytes_per_element."""
-        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.kv_dtype]
+        return 2 * self.num_kv_heads * self.head_dim * KV_DTYPE_BYTES[self.kv_dtype]
 
     @property
     def token_bytes(self) -> int:

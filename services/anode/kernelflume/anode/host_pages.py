@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernelflume.core.geometry import DTYPE_BYTES
+from kernelflume.core.geometry import KV_DTYPE_BYTES
 from kernelflume.transport.memory import allocate
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class HostPages:
     def __init__(self, geometry: KvGeometry, *, num_slots: int) -> None:
         """Reserve the memory and fault it in."""
         shape = (geometry.num_layers, 2, geometry.num_kv_heads, num_slots, geometry.head_dim)
-        self._integer = np.dtype(f"i{DTYPE_BYTES[geometry.kv_dtype]}")
+        self._integer = np.dtype(f"i{KV_DTYPE_BYTES[geometry.kv_dtype]}")
         self.bits = allocate(num_slots * geometry.token_bytes).view(self._integer).reshape(shape)
         dtype = getattr(torch, geometry.kv_dtype)
         # Layer and kind in one dimension: [num_layers * 2, 1, num_kv_heads, num_slots, head_dim]

@@ -13,10 +13,11 @@ import torch
 from kernelflume.anode.gpu.device_kernels import choose_device_kernel
 from kernelflume.anode.host_pages import HostPages
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.tensor.kv_format import widened
 from kernelflume.tensor.partials import Partial, merge_into
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kernelflume.anode.kvpool import HeldSequence, KvPool
 
@@ -120,22 +121,20 @@ class _Rows:
         """Take [num_rows, num_kv_heads, group, head_dim] queries, which are read at every ``attend``."""
         self._queries = queries
         self._extents = extents
-        kv_dtype = extents[0][0].dtype if extents else queries.dtype
-        # A single row in the pool's format is attended where it lies.
+        self._is_widened = bool(extents) and extents[0][0].dtype is not queries.dtype
+        # A single row is attended where it lies.
         self._is_single = queries.shape[0] == 1
-        self._is_ready = self._is_single and queries.dtype is kv_dtype
-        self._kv_dtype = kv_dtype
 
     def attend(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [num_rows, num_kv_heads, group, head_dim] and [num_rows, num_kv_heads, group]."""
         queries = self._queries
         if not self._extents:
             return torch.zeros_like(queries), torch.full(queries.shape[:3], -torch.inf)
-        heads = queries if self._is_ready else self._by_kv_head()
-        first = self._extents[0]
-        out, lse = _FLASH(heads, first[2 * layer], first[2 * layer + 1])
-        for extent in self._extents[1:]:
-            merge_into(out, lse, *_FLASH(heads, extent[2 * layer], extent[2 * layer + 1]))
+        heads = queries if self._is_single else self._by_kv_head()
+        held = self._held(layer)
+        out, lse = _FLASH(heads, *next(held))
+        for key, value in held:
+            merge_into(out, lse, *_FLASH(heads, key, value))
         if self._is_single:
             return out, lse
         num_rows, num_kv_heads, group, head_dim = queries.shape
@@ -144,11 +143,27 @@ class _Rows:
             lse.view(num_kv_heads, num_rows, group).transpose(0, 1),
         )
 
+    def _held(self, layer: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Give keys and values piece by piece, each [1, num_kv_heads, num_tokens, head_dim]."""
+        for extent in self._extents:
+            key, value = extent[2 * layer], extent[2 * layer + 1]
+            if not self._is_widened:
+                yield key, value
+                continue
+            # torch attends to no format of 8 bits, and rounding queries to one of 16 would make the result
+            # depend on how a sequence is divided. Piece by piece, so that the wide copies stay small.
+            _, num_heads, _, head_dim = key.shape
+            size = max(1, _WIDENED_NUMBERS // (num_heads * head_dim))
+            for keys, values in zip(key.split(size, dim=2), value.split(size, dim=2), strict=True):
+                yield widened(keys, self._queries.dtype), widened(values, self._queries.dtype)
+
     def _by_kv_head(self) -> torch.Tensor:
-        """Copy the queries to [1, num_kv_heads, num_rows * group, head_dim] in the pool's format."""
+        """Copy the queries to [1, num_kv_heads, num_rows * group, head_dim]."""
         num_rows, num_kv_heads, group, head_dim = self._queries.shape
-        heads = self._queries.transpose(0, 1).to(self._kv_dtype)
-        return heads.reshape(1, num_kv_heads, num_rows * group, head_dim)
+        return self._queries.transpose(0, 1).reshape(1, num_kv_heads, num_rows * group, head_dim)
 
 
+_WIDENED_NUMBERS = 1 << 20
+"""Keys widened at a time, as numbers. Smaller pieces would stay in the cache, but cost more in calls: with
+an eighth of it a row over 16K tokens takes half as long again."""
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - no public form returns the lse

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.core.geometry import kv_dtype_of
 from kernelflume.core.names import node_name
 from kernelflume.rpc.channel import Channels
 from kernelflume.rpc.server import Server
@@ -49,7 +50,8 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
     if settings.load_format == "dummy":
         logger.warning("load_format=dummy: the weights are random, what this model answers is meaningless")
     dtype = checkpoint.config.concrete_dtype(settings.dtype, settings.device)
-    geometry = checkpoint.geometry(dtype, dtype, settings.served_model_id or None)
+    kv_dtype = kv_dtype_of(settings.kv_cache_dtype, dtype)
+    geometry = checkpoint.geometry(dtype, kv_dtype, settings.served_model_id or None)
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
     tls = settings.tls.open()

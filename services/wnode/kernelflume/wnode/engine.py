@@ -15,6 +15,7 @@ import torch
 from kernelflume.core.errors import PeerLostError
 from kernelflume.core.names import split_name
 from kernelflume.core.sampling import FinishReason
+from kernelflume.tensor.kv_format import round_to_format
 from kernelflume.wnode.attention import SelfAttention
 from kernelflume.wnode.exchange import StepExchange
 from kernelflume.wnode.inbox import LinkConnected, TableBuilt
@@ -64,6 +65,7 @@ class Engine:
         self,
         *,
         decoder: Decoder,
+        kv_dtype: torch.dtype,
         scheduler: Scheduler,
         ledger: Ledger,
         links: LinkTable,
@@ -77,6 +79,7 @@ class Engine:
         seed: int,
     ) -> None:
         self._decoder = decoder
+        self._kv_dtype = kv_dtype
         self._scheduler = scheduler
         self._ledger = ledger
         self._links = links
@@ -283,6 +286,8 @@ class Engine:
                 clock.mark()
                 with self._kernel_threads.beside_attention() if exchange.has_readers else nullcontext():
                     key, value = decoder.project_kv(layer, state, out=keys_values[layer])
+                    # What attention nodes will hold, so that it does not matter who attends to it, or when.
+                    round_to_format(keys_values[layer], self._kv_dtype)
                     own = own_attention.attend(query, key, value)
                 clock.mark()
                 attention = exchange.collect_partials(layer, own)

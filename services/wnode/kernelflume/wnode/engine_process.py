@@ -106,6 +106,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
     reporter.send(EngineReady(time.monotonic() - started))
     Engine(
         decoder=decoder,
+        kv_dtype=getattr(torch, geometry.kv_dtype),
         scheduler=Scheduler(limits, ledger),
         ledger=ledger,
         links=links,

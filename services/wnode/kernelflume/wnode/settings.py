@@ -29,6 +29,9 @@ class WeightNodeSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Format of weights and activations; auto is float32 on a CPU, where others are slower, and the
     checkpoint's own on a GPU."""
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "float32", "bfloat16", "float16"] = "auto"
+    """Format that keys and values travel and are kept in: auto is as dtype; fp8 (fp8_e4m3) takes half
+    the memory of 16-bit formats. All nodes need the same: `kernelflume geometry` takes it too."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where the model lies and is computed: `cpu`, `cuda`, or `cuda:N` for one of several GPUs."""
     data_path: Literal["auto", "device", "host"] = "auto"

@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.geometry import FP8
 
 if TYPE_CHECKING:
     from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.anode.gpu.page_table import PageTable
+    from kernelflume.core.geometry import KvGeometry
+
+
+def uses_tensor_cores(geometry: KvGeometry) -> bool:
+    """Tell which of FlashInfer's kernels to decode with.
+
+    A group of query heads of a KV head shares its keys, so tensor cores pay from two on. FP8 halves the bytes
+    and no arithmetic, so there the other kernel's scalar units may be what bounds it.
+    """
+    return geometry.num_query_heads > geometry.num_kv_heads or geometry.kv_dtype == FP8
 
 
 class PagedDecode:
@@ -41,12 +52,11 @@ class PagedDecode:
         self._last_page_len = torch.ones(num_rows, dtype=torch.int32).pin_memory()
         self._pinned_indices = torch.zeros(max_pages, dtype=torch.int32).pin_memory()
         self._indices = torch.zeros(max_pages, dtype=torch.int32, device=device)
-        # A group of query heads of a KV head shares its keys: tensor cores pay from two on.
         self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=True,
-            use_tensor_cores=geometry.num_query_heads > geometry.num_kv_heads,
+            use_tensor_cores=uses_tensor_cores(geometry),
             paged_kv_indptr_buffer=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
             paged_kv_indices_buffer=self._indices,
             paged_kv_last_page_len_buffer=torch.ones(num_rows, dtype=torch.int32, device=device),

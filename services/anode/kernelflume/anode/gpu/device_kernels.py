@@ -13,7 +13,7 @@ import torch
 
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.cuda.requirements import FORMATS, is_installed
+from kernelflume.cuda.requirements import is_installed, unknown_format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,20 +35,17 @@ def choose_device_kernel(name: str, pages: DevicePages) -> AttentionKernel:
     """Return the kernel that a setting names; ``auto`` takes FlashInfer where it can.
 
     Raises:
-        ConfigurationError: FlashInfer was asked for, and is missing or does not know the dtype.
+        ConfigurationError: FlashInfer was asked for, and is missing or does not know the formats.
     """
-    dtype = pages.geometry.dtype
-    knows = dtype in FORMATS
+    unknown = unknown_format(pages.geometry.dtype, pages.geometry.kv_dtype)
     installed = is_installed("flashinfer")
-    if name == "flashinfer" and not knows:
-        raise ConfigurationError(
-            f"kernel: flashinfer computes in {' or '.join(FORMATS)}, not in {dtype}; set kernel=torch"
-        )
+    if name == "flashinfer" and unknown:
+        raise ConfigurationError(f"kernel: flashinfer {unknown}; set kernel=torch")
     if name == "flashinfer" and not installed:
         raise ConfigurationError(
             "kernel: flashinfer is not installed; install kernelflume[gpu], or set kernel=torch"
         )
-    if name != "torch" and knows and installed:
+    if name != "torch" and not unknown and installed:
         return FlashInferKernel(pages)
     return TorchDeviceKernel(pages)
 
@@ -163,7 +160,7 @@ class TorchDeviceStep:
         if not num_tokens:
             return torch.zeros_like(queries), queries.new_full(queries.shape[:2], -torch.inf)
         num_rows, num_query_heads, head_dim = queries.shape
-        held = self._pages.pages[layer, pages]  # [pages, 2, page tokens, KV heads, dim]
+        held = self._pages.gather(layer, pages)  # [pages, 2, page tokens, KV heads, dim]
         key, value = (
             held.transpose(0, 1).flatten(1, 2)[:, :num_tokens].float()
         )  # each [tokens, KV heads, dim]

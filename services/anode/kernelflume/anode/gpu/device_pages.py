@@ -35,4 +35,16 @@ class DevicePages:
         where = torch.from_numpy(slots).to(self.pages.device)
         pages, offsets = where // self.page_tokens, where % self.page_tokens
         # Index arrays apart from each other put the tokens first: [num_tokens, layers, 2, heads, dim].
-        self.pages[:, pages, :, offsets] = rows.transpose(0, 1)
+        _bits(self.pages)[:, pages, :, offsets] = _bits(rows).transpose(0, 1)
+
+    def gather(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Copy the pages that int64 [num] names: [num, 2, page_tokens, num_kv_heads, head_dim]."""
+        return _bits(self.pages)[layer, pages].view(self.pages.dtype)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    """View numbers as integers of their size: torch does not index every format of 8 bits."""
+    return numbers.view(_INTEGERS[numbers.element_size()])

@@ -55,6 +55,7 @@ def rotate_queries(projected: Tensor, cos: Tensor, sin: Tensor, norm: RmsNorm | 
         HALF=head_dim // 2,
         HAS_NORM=norm is not None,
         HAS_STORED=False,
+        LIMIT=0.0,
         num_warps=1,
     )
 
@@ -88,6 +89,7 @@ def rotate_keys(
         HALF=head_dim // 2,
         HAS_NORM=norm is not None,
         HAS_STORED=stored.data_ptr() != own.data_ptr(),
+        LIMIT=torch.finfo(stored.dtype).max,
         num_warps=1,
     )
 
@@ -121,7 +123,7 @@ def _rms_norm(hidden, delta, weight, floor, out, width, HAS_DELTA: tl.constexpr,
 @triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
     projected, cos, sin, weight, floor, own, stored, from_stride, own_stride, stored_stride, num_heads,
-    HALF: tl.constexpr, HAS_NORM: tl.constexpr, HAS_STORED: tl.constexpr,
+    HALF: tl.constexpr, HAS_NORM: tl.constexpr, HAS_STORED: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -147,8 +149,15 @@ def _rotate(  # type: ignore[no-untyped-def]
         second = first * s + second * c
         first = turned
     if HAS_STORED:
-        first_stored = first.to(own.dtype.element_ty).to(stored.dtype.element_ty)
-        second_stored = second.to(own.dtype.element_ty).to(stored.dtype.element_ty)
+        # By way of the model's format, as where torch rounds; from float32 there is an instruction to FP8.
+        first = first.to(own.dtype.element_ty).to(tl.float32)
+        second = second.to(own.dtype.element_ty).to(tl.float32)
+        first_stored = tl.clamp(first, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(
+            stored.dtype.element_ty
+        )
+        second_stored = tl.clamp(second, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(
+            stored.dtype.element_ty
+        )
         tl.store(stored + row * stored_stride + at, first_stored)
         tl.store(stored + row * stored_stride + at + 1, second_stored)
         first, second = first_stored.to(tl.float32), second_stored.to(tl.float32)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import torch
+
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, FORMATS, missing_packages
+from kernelflume.core.geometry import FP8
+from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, missing_packages, unknown_format
 from kernelflume.wnode.pipeline.lane_plan import LanePlan
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FP8_CAPABILITY = (8, 9)
+"""First GPUs with an instruction for it; the posted path needs none."""
 _NEEDED = {"triton": "triton", **EXCHANGE_PACKAGES}
 
 
@@ -41,7 +46,7 @@ def make_graph_runner(
     if settings.data_path == "host" or (settings.data_path == "auto" and decoder.device.type == "cpu"):
         return None
     try:
-        _check(decoder, geometry.dtype)
+        _check(decoder.device, geometry)
         from kernelflume.wnode.gpu.device_stage import QueryFirst  # noqa: PLC0415 - needs what was looked for
         from kernelflume.wnode.gpu.graph_runner import GraphRunner  # noqa: PLC0415
 
@@ -63,12 +68,15 @@ def make_graph_runner(
         return None
 
 
-def _check(decoder: Decoder, dtype: str) -> None:
-    if decoder.device.type == "cpu":
+def _check(device: torch.device, geometry: KvGeometry) -> None:
+    if device.type == "cpu":
         raise ConfigurationError("data_path: the device path needs device=cuda")
-    if dtype not in FORMATS:
+    if unknown := unknown_format(geometry.dtype, geometry.kv_dtype):
+        raise ConfigurationError(f"data_path: on the device path FlashInfer {unknown}")
+    if geometry.kv_dtype == FP8 and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         raise ConfigurationError(
-            f"data_path: attention nodes compute {' or '.join(FORMATS)} on the device path, not {dtype}"
+            f"data_path: kernels of the device path round to {FP8} on GPUs of compute capability "
+            f"{'.'.join(map(str, _FP8_CAPABILITY))} or more"
         )
     missing = missing_packages(_NEEDED)
     if missing:
