@@ -31,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--heads", default="32:8,32:32")
     parser.add_argument("--kv-dtypes", default="bfloat16", help="some of bfloat16, fp8")
+    parser.add_argument("--tensor-cores", choices=("auto", "yes", "no"), default="auto")
     parser.add_argument("--page-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> None:
                     page_tokens=options.page_tokens,
                     kv_dtype=kv_dtype,
                 )
-                seconds = measure(workload)
+                seconds = measure(workload, {"yes": True, "no": False}.get(options.tensor_cores))
                 read = batch * context * workload.geometry.kv_row_bytes
                 rows.append(
                     {
@@ -67,7 +68,7 @@ def main() -> None:
         options.out.write_text(json.dumps({"copy": copied, "rows": rows}))
 
 
-def measure(workload: Workload) -> float:
+def measure(workload: Workload, tensor_cores: bool | None) -> float:
     """Return the seconds of a layer, from a graph of all; their pages are the same, beyond the L2 cache."""
     device = torch.device("cuda", 0)
     size, batch = workload.page_tokens, workload.batch
@@ -80,6 +81,7 @@ def measure(workload: Workload) -> float:
         num_rows=batch,
         workspace=allocate_workspace(device, geometry, batch),
         max_pages=pages.num_pages,
+        tensor_cores=tensor_cores,
     )
     queries = torch.randn(
         batch, geometry.num_query_heads, geometry.head_dim, device=device, dtype=torch.bfloat16

@@ -17,7 +17,7 @@ from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence, KvPool
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import FP8, KvGeometry
-from kernelflume.cuda.requirements import unknown_format
+from kernelflume.cuda.requirements import flashinfer_limit
 from kernelflume.tensor.partials import Partial
 from kernelflume.tensor.reference import dense_attention
 
@@ -86,9 +86,13 @@ def test_flashinfer_attends_to_fp8_and_refuses_other_mixtures() -> None:
     assert isinstance(choose_device_kernel("auto", pages), TorchDeviceKernel)
     with pytest.raises(ConfigurationError, match="in bfloat16 or float8_e4m3fn, not in float16; set kernel"):
         choose_device_kernel("flashinfer", pages)
+    # Of these heads it would compute nonsense, so it is not taken by itself either.
     pages, _, _ = filled([1], with_dtypes("bfloat16", FP8))
-    assert unknown_format("bfloat16", FP8) == ""
-    assert isinstance(choose_device_kernel("torch", pages), TorchDeviceKernel)
+    assert isinstance(choose_device_kernel("auto", pages), TorchDeviceKernel)
+    with pytest.raises(ConfigurationError, match="float8_e4m3fn with head_dim 64, 128, 256, not 16; set"):
+        choose_device_kernel("flashinfer", pages)
+    assert not flashinfer_limit(replace(with_dtypes("bfloat16", FP8), head_dim=128))
+    assert not flashinfer_limit(with_dtypes("bfloat16"))
 
 
 def test_fp8_is_decoded_on_tensor_cores_whatever_the_grouping() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,14 +16,16 @@ from kernelflume.wnode.gpu import opener
 from kernelflume.wnode.gpu.opener import make_graph_runner
 
 
-def made(data_path: str, device: str, dtype: str = "bfloat16", kv_dtype: str | None = None) -> object:
+def made(
+    data_path: str, device: str, dtype: str = "bfloat16", kv_dtype: str | None = None, head_dim: int = 16
+) -> object:
     parts = {name: cast("Any", None) for name in ("transport", "links", "clock")}
     settings = SimpleNamespace(
         data_path=data_path, microbatches="auto", max_num_seqs=4, query_first="local", exchange_timeout_s=1.0
     )
     return make_graph_runner(
         decoder=cast("Any", SimpleNamespace(device=torch.device(device))),
-        geometry=with_dtypes(dtype, kv_dtype),
+        geometry=replace(with_dtypes(dtype, kv_dtype), head_dim=head_dim),
         settings=cast("Any", settings),
         eos_token_ids=frozenset(),
         **parts,
@@ -56,8 +59,8 @@ def test_keys_and_values_that_flashinfer_does_not_know_have_no_device_path() -> 
 def test_fp8_needs_a_gpu_that_rounds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(ConfigurationError, match=r"data_path: .* float8_e4m3fn on GPUs of .* 8\.9 or more"):
-        made("device", "cuda:0", "bfloat16", FP8)
+        made("device", "cuda:0", "bfloat16", FP8, 128)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(opener, "missing_packages", lambda _: ["libucx-cu13"])
     with pytest.raises(ConfigurationError, match="needs libucx-cu13"):
-        made("device", "cuda:0", "bfloat16", FP8)
+        made("device", "cuda:0", "bfloat16", FP8, 128)

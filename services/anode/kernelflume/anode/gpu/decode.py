@@ -30,8 +30,23 @@ class PagedDecode:
     Two of them alternate, so that one is planned while the other's graph still runs.
     """
 
-    def __init__(self, pages: DevicePages, *, num_rows: int, workspace: torch.Tensor, max_pages: int) -> None:
-        """Allocate index buffers; ``workspace`` [bytes] uint8 of zeros may be shared within a stream.
+    def __init__(
+        self,
+        pages: DevicePages,
+        *,
+        num_rows: int,
+        workspace: torch.Tensor,
+        max_pages: int,
+        tensor_cores: bool | None = None,
+    ) -> None:
+        """Allocate index buffers.
+
+        Args:
+            pages: what is attended to.
+            num_rows: rows of every step.
+            workspace: [bytes] uint8 of zeros; may be shared within a stream.
+            max_pages: most pages of a step.
+            tensor_cores: which of FlashInfer's kernels; by default as ``uses_tensor_cores`` has it.
 
         Raises:
             ConfigurationError: FlashInfer is missing.
@@ -56,7 +71,7 @@ class PagedDecode:
             workspace,
             "NHD",
             use_cuda_graph=True,
-            use_tensor_cores=uses_tensor_cores(geometry),
+            use_tensor_cores=uses_tensor_cores(geometry) if tensor_cores is None else tensor_cores,
             paged_kv_indptr_buffer=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
             paged_kv_indices_buffer=self._indices,
             paged_kv_last_page_len_buffer=torch.ones(num_rows, dtype=torch.int32, device=device),

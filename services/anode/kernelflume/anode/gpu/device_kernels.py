@@ -13,7 +13,7 @@ import torch
 
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.cuda.requirements import is_installed, unknown_format
+from kernelflume.cuda.requirements import flashinfer_limit, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,15 +37,15 @@ def choose_device_kernel(name: str, pages: DevicePages) -> AttentionKernel:
     Raises:
         ConfigurationError: FlashInfer was asked for, and is missing or does not know the formats.
     """
-    unknown = unknown_format(pages.geometry.dtype, pages.geometry.kv_dtype)
+    limit = flashinfer_limit(pages.geometry)
     installed = is_installed("flashinfer")
-    if name == "flashinfer" and unknown:
-        raise ConfigurationError(f"kernel: flashinfer {unknown}; set kernel=torch")
+    if name == "flashinfer" and limit:
+        raise ConfigurationError(f"kernel: flashinfer {limit}; set kernel=torch")
     if name == "flashinfer" and not installed:
         raise ConfigurationError(
             "kernel: flashinfer is not installed; install kernelflume[gpu], or set kernel=torch"
         )
-    if name != "torch" and not unknown and installed:
+    if name != "torch" and not limit and installed:
         return FlashInferKernel(pages)
     return TorchDeviceKernel(pages)
 

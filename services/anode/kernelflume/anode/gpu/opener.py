@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, missing_packages, unknown_format
+from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, flashinfer_limit, missing_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def device_link_opener(
     if missing:
         logger.warning("no device path: %s missing; install kernelflume[gpu]", ", ".join(missing))
         return None
-    if reason := unknown_format(pages.geometry.dtype, pages.geometry.kv_dtype):
+    if reason := flashinfer_limit(pages.geometry):
         logger.info("no device path: FlashInfer %s", reason)
         return None
     from kernelflume.anode.gpu.device_link import DeviceLink  # noqa: PLC0415 - needs what was looked for above

@@ -9,7 +9,7 @@ import torch
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import FP8
-from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, missing_packages, unknown_format
+from kernelflume.cuda.requirements import EXCHANGE_PACKAGES, flashinfer_limit, missing_packages
 from kernelflume.wnode.pipeline.lane_plan import LanePlan
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def make_graph_runner(
 def _check(device: torch.device, geometry: KvGeometry) -> None:
     if device.type == "cpu":
         raise ConfigurationError("data_path: the device path needs device=cuda")
-    if unknown := unknown_format(geometry.dtype, geometry.kv_dtype):
-        raise ConfigurationError(f"data_path: on the device path FlashInfer {unknown}")
+    if limit := flashinfer_limit(geometry):
+        raise ConfigurationError(f"data_path: on the device path FlashInfer {limit}")
     if geometry.kv_dtype == FP8 and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         raise ConfigurationError(
             f"data_path: kernels of the device path round to {FP8} on GPUs of compute capability "
