@@ -9,6 +9,8 @@ one that comes out differently has no consequences.
 
 - *continuation*: the positions that predict the 48 tokens; *prompt*: those within the prompts, which the
   model did not write itself.
+- *divided*: the continuation again, computed in chunks of 16 rows over the pools of two attention nodes and
+  compared with the same format undivided: what the order of summation alone does.
 - KL: divergence from float32's distribution over the vocabulary, in nats.
 - logits: length of the difference over the length of float32's logits, both about their mean.
 - top-1: positions whose most likely token is float32's.
@@ -28,19 +30,26 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every PyTorch program uses
 
+from kernelflume.anode.kernels import Share, choose_kernel
+from kernelflume.anode.kvpool import HeldSequence, KvPool
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.geometry import kv_dtype_of
 from kernelflume.tensor.kv_format import round_to_format
+from kernelflume.tensor.partials import Partial, merge_into
 from kernelflume.wnode.attention import SelfAttention
-from kernelflume.wnode.model.decoder import load_decoder
+from kernelflume.wnode.model.decoder import StepState, load_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernelflume.wnode.model.decoder import Decoder, StepState
+    from kernelflume.core.geometry import KvGeometry
+    from kernelflume.wnode.model.decoder import Decoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden" / "smollm2.json"
-FORMATS = ("bfloat16", "float16", "fp8")
+FORMATS = ("float32", "bfloat16", "float16", "fp8")
+CHUNK_ROWS, PAGE_TOKENS = 16, 16
+LONGEST_DIVIDED = 512
+"""Longer prompts are not computed in chunks, which takes long."""
 SLICE_ROWS = 256
 """Rows whose logits are in memory at a time."""
 
@@ -99,12 +108,12 @@ class Comparison:
         ]
 
 
-COLUMNS = ("positions", "KL", "most", "logits", "most", "top-1", "perplexity", "against float32")
+COLUMNS = ("positions", "KL", "most", "logits", "most", "top-1", "perplexity", "change")
 
 
 def final_state(
     decoder: Decoder, tokens: torch.Tensor, kv_dtype: torch.dtype, extremes: Extremes
-) -> StepState:
+) -> torch.Tensor:
     """Run all layers over one sequence, each row attending to what the pool holds of it and those before."""
     config = decoder.config
     state = decoder.begin(tokens, torch.arange(len(tokens)))
@@ -116,7 +125,48 @@ def final_state(
         extremes.see(keys_values, torch.finfo(kv_dtype).max)
         round_to_format(keys_values, kv_dtype)
         decoder.finish_layer(layer, state, attention.attend(query, key, value).out.reshape(len(tokens), -1))
-    return state
+    return state.hidden
+
+
+def final_state_in_chunks(decoder: Decoder, tokens: torch.Tensor, geometry: KvGeometry) -> torch.Tensor:
+    """Do the same as the served stack: chunk by chunk, with what was before in the pools of two nodes."""
+    config, kv_dtype = decoder.config, getattr(torch, geometry.kv_dtype)
+    pool_bytes = (len(tokens) + 2 * PAGE_TOKENS) * geometry.token_bytes
+    pools = [KvPool(geometry, page_tokens=PAGE_TOKENS, num_bytes=pool_bytes) for _ in range(2)]
+    sequences = [HeldSequence() for _ in pools]
+    hidden, first = [], 0
+    for number, chunk in enumerate(tokens.split(CHUNK_ROWS)):
+        rows = len(chunk)
+        state = decoder.begin(chunk, torch.arange(first, first + rows))
+        own_attention = SelfAttention([rows], config.num_query_heads, config.num_kv_heads, config.head_dim)
+        queries = torch.empty(rows, config.num_query_heads, config.head_dim)
+        steps = [
+            choose_kernel("torch", pool).plan(queries, [Share(rows, sequence)])
+            for pool, sequence in zip(pools, sequences, strict=True)
+            if sequence.num_tokens
+        ]
+        into = Partial(torch.empty_like(queries), torch.empty(queries.shape[:2]))
+        keys_values = torch.empty(config.num_layers, rows, 2, config.num_kv_heads, config.head_dim)
+        for layer in range(config.num_layers):
+            queries.copy_(decoder.project_query(layer, state))
+            key, value = decoder.project_kv(layer, state, out=keys_values[layer])
+            round_to_format(keys_values[layer], kv_dtype)
+            own = own_attention.attend(queries, key, value)
+            for step in steps:
+                step.run(layer, into)
+                merge_into(own.out, own.lse, into.out, into.lse)
+            decoder.finish_layer(layer, state, own.out.reshape(rows, -1))
+        node = number % len(pools)
+        slots = pools[node].append(sequences[node], first, rows)
+        pools[node].store(slots, keys_values.to(kv_dtype))
+        hidden.append(state.hidden)
+        first += rows
+    return torch.cat(hidden)
+
+
+def logits(decoder: Decoder, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the logits of some positions [n, vocab]; ``hidden`` as the last layer left it."""
+    return decoder.logits(StepState(hidden[positions], torch.empty(0)))
 
 
 def slices(first: int, end: int) -> Iterator[torch.Tensor]:
@@ -133,30 +183,33 @@ def main() -> None:
     options = parser.parse_args()
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     names = options.prompts.split(",") if options.prompts else list(golden)
-    decoder = load_decoder(resolve(options.model), dtype=torch.float32, device="cpu")
-    parts = ("continuation", "prompt")
+    checkpoint = resolve(options.model)
+    decoder = load_decoder(checkpoint, dtype=torch.float32, device="cpu")
+    parts = ("continuation", "prompt", "divided")
     found = {name: {part: Comparison() for part in parts} for name in FORMATS}
     extremes = {name: Extremes() for name in FORMATS}
     for name in names:
         prompt, output = golden[name]["prompt"], golden[name]["output"]
         tokens = torch.tensor(prompt + output)
-        exact = final_state(decoder, tokens, torch.float32, Extremes())
+        exact = final_state(decoder, tokens, torch.float32, extremes["float32"])
         # A position's logits predict the token behind it.
         ranges = {"prompt": (0, len(prompt) - 1), "continuation": (len(prompt) - 1, len(tokens) - 1)}
         for asked in FORMATS:
             kv_dtype = getattr(torch, kv_dtype_of(asked, "float32"))
             rounded = final_state(decoder, tokens, kv_dtype, extremes[asked])
-            for part, (first, end) in ranges.items():
-                for positions in slices(first, end):
+            pairs = {part: (exact, rounded) for part in ranges if asked != "float32"}
+            if len(prompt) <= LONGEST_DIVIDED:
+                geometry = checkpoint.geometry("float32", kv_dtype_of(asked, "float32"))
+                pairs["divided"] = (rounded, final_state_in_chunks(decoder, tokens, geometry))
+            for part, (one, other) in pairs.items():
+                for positions in slices(*ranges.get(part, ranges["continuation"])):
                     if len(positions):
                         found[asked][part].add(
-                            decoder.logits(exact, positions),
-                            decoder.logits(rounded, positions),
+                            logits(decoder, one, positions),
+                            logits(decoder, other, positions),
                             tokens[positions + 1],
                         )
-    print(
-        f"{options.model}, {len(names)} prompts, weights and activations float32, torch {torch.__version__},"
-    )
+    print(f"{options.model}, {len(names)} prompts, all else in float32, torch {torch.__version__},")
     print(f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores\n")
     print(f"| keys, values | part | {' | '.join(COLUMNS)} |")
     print("|---" * (len(COLUMNS) + 2) + "|")

@@ -99,6 +99,13 @@ def test_attention_nodes_learn_the_geometry_and_never_the_path() -> None:
     assert (flags(weight_node)["--dtype"], flags(weight_node)["--served-model-id"]) == ("float32", "small")
 
 
+def test_the_weight_node_rounds_keys_and_values_to_what_the_geometry_says() -> None:
+    _, (_, weight_node, _) = plan(OPTIONS)
+    assert flags(weight_node)["--kv-cache-dtype"] == "auto"
+    _, (_, weight_node, _) = plan(replace(OPTIONS, kv_cache_dtype="fp8"))
+    assert flags(weight_node)["--kv-cache-dtype"] == "fp8"
+
+
 def test_the_scaler_alone_learns_the_policy_and_the_profile() -> None:
     told = replace(OPTIONS, policy_file=Path("/etc/policy.yaml"), profile_file=Path("/etc/profile.json"))
     _, (scaler, *others) = plan(told)
