@@ -47,8 +47,8 @@ async def test_four_times_as_many_tokens_fit_and_several_nodes_continue_alike(st
     on_one = await tokens()
     await asyncio.to_thread(stack.scale, 3)
     on_three = await tokens()
-    # A number next to the middle of two of FP8's may become either, by the last bit of a sum (ADR 12): equality
-    # is not to be expected. Measured: 4 of 5 prompts, and the first 35 tokens of the other.
+    # A number next to the middle of two of FP8's may become either, by the last bit of a sum (ADR 12), so
+    # equality is not to be expected. Measured: 4 of 5 prompts, and the first 35 tokens of the other.
     same = [shared(one, three) for one, three in zip(on_one, on_three, strict=True)]
     assert sum(same) >= NUM_TOKENS * len(NAMES) // 2
     exact = [shared(found, GOLDEN[name]["output"]) for name, found in zip(NAMES, on_one, strict=True)]
