@@ -16,6 +16,7 @@ from kernelflume.anode.gpu.graph import LinkGraphs
 from kernelflume.anode.gpu.lane import PARITIES, DeviceLane, LaneProgram
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.core.errors import UnavailableError
+from kernelflume.core.regions import LanePath
 from kernelflume.cuda.exchange import ExchangeKernels
 from kernelflume.cuda.status import StatusWord
 from kernelflume.tensor.device import architecture
@@ -101,13 +102,9 @@ class AttentionSide:
         )
         self.pages = make_pages(workload, num_pages, self.device, shares_layers=shares_layers)
         self.layout = LaneLayout(geometry, max(workload.lane_rows))
-        self.lanes = [DeviceLane.allocate(self.layout, self.device) for _ in workload.lane_rows]
-        self.out_regions = [self._register(lane.out) for lane in self.lanes]
-        self.lse_regions = [self._register(lane.staged_lse) for lane in self.lanes]
-        self.regions = tuple(
-            (self._register(lane.queries), self._register(lane.appends), self._register(lane.counters))
-            for lane in self.lanes
-        )
+        self.views: list[int] = []
+        self.step = 0
+        self.lanes, self.regions = self._make_lanes()
         self.small = np.zeros(64, np.uint8)
         self.small_region = self.transport.register(self.small)
         self.registered.append(self.small_region)
@@ -118,7 +115,16 @@ class AttentionSide:
             pages = -(-(rows + 4096) // workload.page_tokens)
             self.first_page.append(first + np.concatenate(([0], np.cumsum(pages)[:-1])))
             first += int(pages.sum())
-        self.step = 0
+
+    def _make_lanes(self) -> tuple[list[DeviceLane], tuple[tuple[MemoryRegion, ...], ...]]:
+        """Allocate lanes; return them and what the weight node writes to."""
+        lanes = [DeviceLane.allocate(self.layout, self.device) for _ in self.workload.lane_rows]
+        self.out_regions = [self._register(lane.out) for lane in lanes]
+        self.lse_regions = [self._register(lane.staged_lse) for lane in lanes]
+        return lanes, tuple(
+            (self._register(lane.queries), self._register(lane.appends), self._register(lane.counters))
+            for lane in lanes
+        )
 
     def _register(self, tensor: torch.Tensor) -> MemoryRegion:
         self.registered.append(register(self.transport, tensor))
@@ -142,9 +148,7 @@ class AttentionSide:
 
     def connect(self, peer: Offer) -> None:
         """Connect to the weight node and exchange a write."""
-        self.peer = peer.name
-        self.transport.connect(peer.name, peer.metadata)
-        exchange_warm_write(self.transport, peer, self.small_region)
+        self._meet(peer)
         self.views = [self.transport.remote_view(peer.name, regions) for regions in peer.lanes]
         self.programs = [
             LaneProgram(
@@ -158,10 +162,15 @@ class AttentionSide:
             )
             for lane, out, lse in zip(self.lanes, self.out_regions, self.lse_regions, strict=True)
         ]
-        self.graphs = LinkGraphs(self.programs, self.pages, max_rows=max(self.rows))
+        self.graphs = LinkGraphs([self.programs] * PARITIES, self.pages, max_rows=max(self.rows))
         for lane, view in zip(self.lanes, self.views, strict=True):
             lane.reset_state(view)
         self.graphs.warm(len(self.lanes), max(self.rows))
+
+    def _meet(self, peer: Offer) -> None:
+        self.peer = peer.name
+        self.transport.connect(peer.name, peer.metadata)
+        exchange_warm_write(self.transport, peer, self.small_region)
 
     def time_attention(self) -> list[float]:
         """Measure the attention of each lane alone: seconds a layer."""
@@ -266,9 +275,11 @@ def attention_main(
 ) -> None:
     """Run an attention node of a ``kind`` until told to stop.
 
-    Orders: ("open", workload, share, shares_layers, seed), ("connect", offer), ("run", n), ("time",),
+    Orders: ("open", path, workload, share, shares_layers, seed), ("connect", offer), ("run", n), ("time",),
     ("call", method, *arguments), ("stop",).
     """
+    from benchmarks.gpu.host_attention_side import HostAttentionSide  # it builds on this module
+
     torch.cuda.set_device(device)
     torch.zeros(1, device="cuda")
     transport = NixlTransport(name, error_handling="peer", memory="VRAM")
@@ -285,8 +296,9 @@ def attention_main(
                     side.close()
                 side = None
                 torch.cuda.empty_cache()
-                workload, share, shares_layers, seed = values
-                side = kind(transport, device, workload, share, shares_layers=shares_layers)
+                path, workload, share, shares_layers, seed = values
+                make = HostAttentionSide if path == LanePath.HOST else kind
+                side = make(transport, device, workload, share, shares_layers=shares_layers)
                 side.fill(seed)
                 connection.send(side.offer())
             elif order == "connect" and side is not None:

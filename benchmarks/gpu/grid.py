@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from benchmarks.gpu.device import copy_bandwidth
+from benchmarks.gpu.host_weight_side import side_of
 from benchmarks.gpu.reference import Reference
-from benchmarks.gpu.weight_side import AttentionProcess, WeightSide, make_decoder
+from benchmarks.gpu.weight_side import AttentionProcess, make_decoder
 from benchmarks.gpu.workload import HEAD_CONFIGURATIONS, Workload
 
 from kernelflume.core.geometry import kv_dtype_of
+from kernelflume.core.regions import LanePath
 from kernelflume.transport.nixl import NixlTransport
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 
@@ -36,6 +39,7 @@ def main() -> None:
     parser.add_argument("--batches", default="8,32,128")
     parser.add_argument("--contexts", default="2048,8192,32768")
     parser.add_argument("--modes", default="off,paper,local")
+    parser.add_argument("--paths", default="device", help="device, host or both, separated by commas")
     parser.add_argument("--lanes", default="1")
     parser.add_argument("--kv-dtype", default="bfloat16", help="bfloat16 or fp8")
     parser.add_argument("--nodes", type=int, default=1)
@@ -78,7 +82,15 @@ def main() -> None:
                         continue
                     counts = [int(count) for count in options.lanes.split(",")]
                     modes = options.modes.split(",")
-                    row = run_cell(workload, decoder, processes, transport, modes=modes, lanes=counts)
+                    row = run_cell(
+                        workload,
+                        decoder,
+                        processes,
+                        transport,
+                        paths=options.paths.split(","),
+                        modes=modes,
+                        lanes=counts,
+                    )
                     results.append(row)
                     if options.out:
                         options.out.write_text(json.dumps(results))
@@ -95,6 +107,7 @@ def run_cell(
     processes: list[AttentionProcess],
     transport: NixlTransport,
     *,
+    paths: list[str],
     modes: list[str],
     lanes: list[int],
 ) -> dict[str, object]:
@@ -110,20 +123,21 @@ def run_cell(
         "cell": workload.name,
         "layer_us_alone": round(base_s / workload.num_layers * 1e6, 1),
     }
-    for mode in modes:
-        for count in lanes:
-            cell = workload.with_(num_lanes=count)
-            side = WeightSide(cell, decoder, processes, mode=QueryFirst(mode), transport=transport)
-            side.link(shares_layers=True)
-            side.set_inputs(token_ids)
-            times, _ = side.run(STEPS)
-            step_s = statistics.median(times[WARM:])
-            key = mode if count == 1 else f"{mode} M={count}"
-            row[key] = round(step_s / base_s, 3)
-            row[f"{key} host_us"] = round(side.attention_host_s * 1e6)
-            side.close()
-            del side
-            release()
+    for mode, path, count in itertools.product(modes, paths, lanes):
+        cell = workload.with_(num_lanes=count)
+        side = side_of(path)(cell, decoder, processes, mode=QueryFirst(mode), transport=transport)
+        side.link(shares_layers=True)
+        side.set_inputs(token_ids)
+        times, _ = side.run(STEPS)
+        step_s = statistics.median(times[WARM:])
+        key = mode if path == LanePath.DEVICE else f"{mode} {path}"
+        key = key if count == 1 else f"{key} M={count}"
+        row[key] = round(step_s / base_s, 3)
+        row[f"{key} layer_us"] = round(step_s / workload.num_layers * 1e6, 1)
+        row[f"{key} host_us"] = round(side.attention_host_s * 1e6)
+        side.close()
+        del side
+        release()
     print(row, flush=True)
     return row
 

@@ -20,6 +20,7 @@ from benchmarks.gpu.attention_side import (
 )
 
 from kernelflume.core.errors import UnavailableError
+from kernelflume.core.regions import LanePath
 from kernelflume.cuda.exchange import COUNTERS_BYTES, NODE_ROUTE, ExchangeKernels, RowTables
 from kernelflume.cuda.status import StatusWord
 from kernelflume.tensor.device import architecture
@@ -79,6 +80,13 @@ class AttentionProcess:
             raise UnavailableError(answer[1])
         return answer
 
+    def failure(self, timeout_s: float) -> str:
+        """Return what the process says that went wrong, '' where it says nothing in time."""
+        if not self._connection.poll(timeout_s):
+            return ""
+        answer = self._connection.recv()
+        return str(answer[1]) if isinstance(answer, tuple) and answer[0] == "failed" else ""
+
     def stop(self) -> None:
         """End the process."""
         with contextlib.suppress(OSError):
@@ -90,6 +98,8 @@ class AttentionProcess:
 
 class WeightSide:
     """The weight node, linked to attention processes."""
+
+    path = LanePath.DEVICE
 
     def __init__(
         self,
@@ -149,9 +159,15 @@ class WeightSide:
 
     def link(self, *, shares_layers: bool, seed: int = 7) -> None:
         """Open every attention node with an equal share, connect, fill the routes and capture."""
+        self.open(self._equal_shares(), shares_layers=shares_layers, seed=seed)
+        for index, stage in enumerate(self.stages):
+            self._upload(stage, index, [lanes[index] for lanes in self.node_views])
+        torch.cuda.synchronize()
+
+    def _equal_shares(self) -> list[Share]:
         count = len(self.processes)
         held = self.workload.context // count
-        shares = [
+        return [
             Share(
                 tuple((held,) * lane_rows for lane_rows in self.workload.lane_rows),
                 appends=index == count - 1,
@@ -159,26 +175,30 @@ class WeightSide:
             )
             for index in range(count)
         ]
-        self.open(shares, shares_layers=shares_layers, seed=seed)
-        for index, stage in enumerate(self.stages):
-            self._upload(stage, index, [lanes[index] for lanes in self.node_views])
-        torch.cuda.synchronize()
 
     def open(self, shares: Sequence[Share], *, shares_layers: bool, seed: int = 7) -> None:
         """Capture, open every attention node with its share, and connect."""
+        offers = self._open_processes(shares, shares_layers=shares_layers, seed=seed)
+        self.node_views: list[list[int]] = []
+        for process, offer, regions in zip(self.processes, offers, self.arrival_regions, strict=True):
+            self._meet(process, offer, regions)
+            self.node_views.append([self.transport.remote_view(offer.name, lane) for lane in offer.lanes])
+            self.views += self.node_views[-1]
+
+    def _open_processes(self, shares: Sequence[Share], *, shares_layers: bool, seed: int) -> list[Offer]:
         torch.cuda.synchronize()
         self.graphs.warm(self.workload.lane_rows)
         for index, (process, share) in enumerate(zip(self.processes, shares, strict=True)):
-            process.tell("open", self.workload, share, shares_layers, seed + index)
-        offers: list[Offer] = [process.answer() for process in self.processes]
-        self.node_views: list[list[int]] = []
-        for process, offer, regions in zip(self.processes, offers, self.arrival_regions, strict=True):
-            process.tell("connect", Offer("w0#1", self.transport.metadata(), regions))
-            self.transport.connect(offer.name, offer.metadata)
-            exchange_warm_write(self.transport, offer, self.small_region)
-            process.answer(self.transport)
-            self.node_views.append([self.transport.remote_view(offer.name, lane) for lane in offer.lanes])
-            self.views += self.node_views[-1]
+            process.tell("open", self.path, self.workload, share, shares_layers, seed + index)
+        return [process.answer() for process in self.processes]
+
+    def _meet(
+        self, process: AttentionProcess, offer: Offer, regions: tuple[tuple[MemoryRegion, ...], ...]
+    ) -> None:
+        process.tell("connect", Offer("w0#1", self.transport.metadata(), regions))
+        self.transport.connect(offer.name, offer.metadata)
+        exchange_warm_write(self.transport, offer, self.small_region)
+        process.answer(self.transport)
 
     def _upload(self, stage: DeviceStage, lane: int, views: list[int]) -> None:
         num_rows = self.workload.lane_rows[lane]

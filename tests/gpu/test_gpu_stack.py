@@ -75,14 +75,14 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuStack]:
     yield from on_gpus(tmp_path_factory.mktemp("exact"), "float32", KERNELFLUME_WNODE_MAX_RANGE_TOKENS="64")
 
 
-@pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuStack]:
-    """Bfloat16 on the device path, with ranges of 64 tokens."""
+@pytest.fixture(scope="module", params=["device", "host"])
+def graphs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[GpuStack]:
+    """Bfloat16 with captured graphs, on either path, with ranges of 64 tokens."""
     yield from on_gpus(
         tmp_path_factory.mktemp("graphs"),
         "bfloat16",
         KERNELFLUME_WNODE_MAX_RANGE_TOKENS="64",
-        KERNELFLUME_WNODE_DATA_PATH="device",
+        KERNELFLUME_WNODE_DATA_PATH=request.param,
     )
 
 

@@ -37,7 +37,8 @@ class FakeDevice:
     def check(self) -> None:
         pass
 
-    def launch(self, work: Sequence[LaneWork]) -> None:
+    def launch(self, work: Sequence[LaneWork], step: int) -> None:
+        del step
         self.launched.append(list(work))
 
 

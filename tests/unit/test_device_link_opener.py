@@ -10,14 +10,15 @@ import pytest
 import torch
 from tests.anode import GEOMETRY
 
-from kernelflume.anode.gpu import device_link, opener
+from kernelflume.anode.gpu import device_link, host_link, opener
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.core.errors import ConfigurationError, HandshakeError
+from kernelflume.core.regions import DeviceLanes, LanePath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OFFER = cast("Any", None)
+OFFER = DeviceLanes(8, "local", ())
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, make: Callable[..., object], dtype: str = "bfloat16") -> Any:
@@ -52,3 +53,14 @@ def test_an_offer_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_float32_has_no_device_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened(monkeypatch, failing(AssertionError()), dtype="float32") is None
+
+
+def test_the_offer_says_which_path_the_lanes_are_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_link, "HostLink", lambda *_: "host lanes")
+    open_link = opened(monkeypatch, lambda *_: "device lanes")
+    assert open_link(OFFER) == "device lanes"
+    assert open_link(dataclasses.replace(OFFER, path=LanePath.HOST)) == "host lanes"
+    assert open_link(dataclasses.replace(OFFER, path="new")) is None
+    assert "no lanes for the new path" in caplog.text

@@ -32,14 +32,20 @@ def made(
     )
 
 
-@pytest.mark.parametrize(("data_path", "device"), [("host", "cuda:0"), ("host", "cpu"), ("auto", "cpu")])
+@pytest.mark.parametrize(("data_path", "device"), [("posted", "cuda:0"), ("posted", "cpu"), ("auto", "cpu")])
 def test_steps_are_posted_where_that_is_asked_for_or_there_is_no_gpu(data_path: str, device: str) -> None:
     assert made(data_path, device) is None
 
 
-def test_the_device_path_on_a_cpu_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="data_path: the device path needs device=cuda"):
-        made("device", "cpu")
+@pytest.mark.parametrize("path", ["device", "host"])
+def test_graphs_on_a_cpu_are_refused_by_name(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"data_path: the {path} path needs device=cuda"):
+        made(path, "cpu")
+
+
+def test_float32_has_no_host_path() -> None:
+    with pytest.raises(ConfigurationError, match=r"on the host path FlashInfer .* not in float32"):
+        made("host", "cuda:0", "float32")
 
 
 def test_float32_has_no_device_path(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import cast
 
 import numpy as np
 import pytest
@@ -31,6 +32,9 @@ NOTICES: list[wire.WireNotice] = [
     wire.Stepped(step=5, status=wire.RowStatus.OK, num_free_pages=3, failed=(9, 2**40)),
     wire.Stepped(step=5, status=wire.RowStatus.MISMATCH, num_free_pages=3),
     wire.Retract(step=2**32 - 1),
+    wire.LaneData(wire.Kind.LANE_QUERY, lane=1, layer=126, step=2**32 - 1),
+    wire.LaneData(wire.Kind.LANE_APPEND, lane=0, layer=0, step=7),
+    wire.LaneData(wire.Kind.LANE_PARTIAL, lane=3, layer=31, step=7),
 ]
 
 
@@ -80,3 +84,10 @@ def test_a_partial_of_an_unknown_status_is_refused() -> None:
     payload[8] = 9
     with pytest.raises(HandshakeError):
         wire.decode(bytes(payload))
+
+
+def test_what_a_graph_waits_for_is_known_by_its_first_byte() -> None:
+    waited_for = [notice for notice in NOTICES if wire.is_lane_data(notice.encode())]
+    assert {type(notice) for notice in waited_for} == {wire.LaneData}
+    assert wire.Kind.LANE_PARTIAL not in {cast("wire.LaneData", notice).kind for notice in waited_for}
+    assert not wire.is_lane_data(b"")

@@ -10,9 +10,9 @@ from kernelflume.core.errors import HandshakeError
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the notices in ``transport.wire``. History: 1 = query, append, free, partial, appended; 2 adds
-step, stepped."""
+step, stepped; 3 adds what the host path's lanes carry."""
 
 LAYOUT_ID = "rows-v1"
 """Version of the buffer layout in ``transport.lanes``."""

@@ -71,7 +71,7 @@ def _find_compiler() -> str:
     found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if found is None:
         raise ConfigurationError(
-            "device path: nvcc is not on the PATH; install the CUDA toolkit, or set data_path=host"
+            "device path: nvcc is not on the PATH; install the CUDA toolkit, or set data_path=posted"
         )
     return found
 
@@ -84,7 +84,7 @@ def _find_headers() -> Path:
         if (headers / "ucp/api/device/ucp_device_impl.h").exists():
             return headers
     raise ConfigurationError(
-        "device path: UCX's device headers are missing; install kernelflume[gpu], or set data_path=host"
+        "device path: UCX's device headers are missing; install kernelflume[gpu], or set data_path=posted"
     )
 
 

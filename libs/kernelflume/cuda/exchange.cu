@@ -6,6 +6,9 @@
 // memory, attends, and puts outputs and lse back in the same way. Who takes part is read from tables in device
 // memory, so that a routing change between two steps changes data and never a graph.
 //
+// On the host path the CPUs post between the same kernels: pack_* gather what they post, and the stream, not the
+// merging kernel, waits (docs/adr/0011-gpu-data-plane.md).
+//
 // Counters only rise, and each side knows what the next value is, so none is ever reset. Every wait has a
 // deadline: a wait that fails writes a code to `status`, and all later waits give up at once.
 //
@@ -60,11 +63,15 @@ struct NodeRoute {
   ucp_device_remote_mem_list_h remote;
   const element* partial_out;            // [max_rows, heads, head dim], arrives here
   const float* partial_lse;              // [max_rows, heads], natural logarithm
-  const uint64_t* partial_counter;
+  const uint64_t* partial_counter;       // null on the host path, where the stream has waited
   uint64_t partials_before;              // its value before this step's first partial
   uint64_t append_offset;                // bytes: slot of this step's keys and values
+  char* staged_queries;                  // host path: where rows are gathered for the CPU to post
+  char* staged_keys_values;
   uint32_t num_query_rows;
   uint32_t num_kv_rows;
+  uint32_t staged_kv_rows;               // rows from one layer to the next in staged_keys_values
+  uint32_t reserved;
 };
 
 // One lane (microbatch) of the weight node: header, then three [kMaxNodes, max_rows] tables of int32.
@@ -161,6 +168,12 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
+// All threads of the block copy one row; rows are multiples of 16 bytes and aligned so.
+__device__ __forceinline__ void copy_row(char* into, const char* from, unsigned row_bytes) {
+  for (unsigned i = threadIdx.x; i < row_bytes / sizeof(int4); i += blockDim.x)
+    reinterpret_cast<int4*>(into)[i] = reinterpret_cast<const int4*>(from)[i];
+}
+
 // The last block that comes here raises the peer's counter, after the data of all blocks. By one thread of a block.
 __device__ void raise_when_last(unsigned* arrived, ucp_device_remote_mem_list_h remote, unsigned counters, size_t offset) {
   if (atomicAdd(arrived, 1u) != gridDim.x - 1) return;
@@ -224,6 +237,41 @@ extern "C" __global__ void put_keys_values(const LaneRoutes* routes, ucp_device_
   }
 }
 
+// Weight node, host path: gather each node's queries into its staging, which the CPU posts.
+// Grid (blocks), which share the rows of all nodes. queries: [max_rows, row].
+extern "C" __global__ void pack_queries(const LaneRoutes* routes, const char* queries, unsigned row_bytes) {
+  const unsigned num_nodes = routes->num_nodes;
+  unsigned before = 0;
+  for (unsigned node = 0; node < num_nodes; ++node) {
+    const NodeRoute& route = routes->nodes[node];
+    const int32_t* rows = routes->table(0, node);
+    for (unsigned i = (blockIdx.x + gridDim.x - before % gridDim.x) % gridDim.x; i < route.num_query_rows; i += gridDim.x)
+      copy_row(route.staged_queries + static_cast<size_t>(i) * row_bytes,
+               queries + static_cast<size_t>(rows[i]) * row_bytes, row_bytes);
+    before += route.num_query_rows;
+  }
+}
+
+// Weight node, host path: gather keys and values of layers [first_layer, first_layer + num_layers) into the staging of
+// the nodes that store them: [num_layers, staged_kv_rows, row]. Grid (blocks), which share the rows of all nodes.
+// keys_values: [layers, max_rows, row].
+extern "C" __global__ void pack_keys_values(const LaneRoutes* routes, const char* keys_values, unsigned row_bytes,
+                                            unsigned first_layer, unsigned num_layers) {
+  const unsigned num_nodes = routes->num_nodes;
+  unsigned before = 0;
+  for (unsigned node = 0; node < num_nodes; ++node) {
+    const NodeRoute& route = routes->nodes[node];
+    const unsigned num_rows = route.num_kv_rows;
+    const int32_t* kv_rows = routes->table(2, node);
+    for (unsigned i = (blockIdx.x + gridDim.x - before % gridDim.x) % gridDim.x; i < num_rows * num_layers; i += gridDim.x) {
+      const size_t layer = i / num_rows, row = i % num_rows;
+      copy_row(route.staged_keys_values + (layer * route.staged_kv_rows + row) * row_bytes,
+               keys_values + ((first_layer + layer) * routes->max_rows + kv_rows[row]) * row_bytes, row_bytes);
+    }
+    before += num_rows * num_layers;
+  }
+}
+
 // Weight node: attention of each row over everything, out of the row's own key and value (unless own == 0) and the
 // nodes' partials of this layer, for which it waits. Grid (rows, heads / warps a block).
 // query, out: [rows, heads, head dim]; keys_values: [rows, 2, KV heads, head dim].
@@ -255,7 +303,7 @@ extern "C" __global__ void merge_partials(const LaneRoutes* routes, const elemen
   if (row < routes->num_rows) {
     if (threadIdx.x < num_nodes && routes->table(1, threadIdx.x)[row] >= 0) {
       const NodeRoute& route = routes->nodes[threadIdx.x];
-      wait_for(route.partial_counter, route.partials_before + layer + 1, timeout_ns, status,
+      if (route.partial_counter) wait_for(route.partial_counter, route.partials_before + layer + 1, timeout_ns, status,
                kPartialTimeout | threadIdx.x << 16 | routes->lane << 24);
     }
     __syncthreads();

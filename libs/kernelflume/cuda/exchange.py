@@ -36,8 +36,12 @@ NODE_ROUTE = np.dtype(
         ("partial_counter", "<u8"),
         ("partials_before", "<u8"),
         ("append_offset", "<u8"),
+        ("staged_queries", "<u8"),
+        ("staged_keys_values", "<u8"),
         ("num_query_rows", "<u4"),
         ("num_kv_rows", "<u4"),
+        ("staged_kv_rows", "<u4"),
+        ("reserved", "<u4"),
     ]
 )
 """``NodeRoute``: one attention node of a lane."""
@@ -71,6 +75,8 @@ STATUS = np.dtype([("failure", "<u4"), ("reserved", "<u4"), ("host", "<u8")])
 _KERNELS = (
     "put_queries",
     "put_keys_values",
+    "pack_queries",
+    "pack_keys_values",
     "merge_partials",
     "advance_routes",
     "wait_queries",
@@ -194,6 +200,34 @@ class ExchangeKernels:
             ),
         )
 
+    def pack_queries(self, routes: int, queries: int, *, num_rows: int, stream: int) -> None:
+        """Gather up to ``num_rows`` queries a node into the nodes' staging."""
+        self._module.launch(
+            "pack_queries",
+            grid=(min(num_rows, _PUT_BLOCKS), 1),
+            threads=_PUT_THREADS,
+            stream=stream,
+            arguments=(pointer(routes), pointer(queries), unsigned(self._geometry.query_row_bytes)),
+        )
+
+    def pack_keys_values(
+        self, routes: int, keys_values: int, *, num_rows: int, first_layer: int, num_layers: int, stream: int
+    ) -> None:
+        """Gather the keys and values of some layers into the staging of the nodes that store them."""
+        self._module.launch(
+            "pack_keys_values",
+            grid=(min(num_rows * num_layers, 2 * _PUT_BLOCKS), 1),
+            threads=_PUT_THREADS,
+            stream=stream,
+            arguments=(
+                pointer(routes),
+                pointer(keys_values),
+                unsigned(self._geometry.kv_row_bytes),
+                unsigned(first_layer),
+                unsigned(num_layers),
+            ),
+        )
+
     def merge_partials(
         self,
         routes: int,
@@ -207,7 +241,7 @@ class ExchangeKernels:
         status: int,
         stream: int,
     ) -> None:
-        """Wait for a layer's partials and merge them; ``own`` adds each row's own key and value."""
+        """Merge a layer's partials, once those with a counter are here; ``own`` adds each row's own pair."""
         geometry = self._geometry
         self._module.launch(
             "merge_partials",

@@ -31,7 +31,7 @@ class CudaModule:
             from cuda.bindings import driver  # noqa: PLC0415 - optional dependency, named in the error
         except ImportError as error:
             raise ConfigurationError(
-                "device path: cuda-bindings is missing; install kernelflume[gpu], or set data_path=host"
+                "device path: cuda-bindings is missing; install kernelflume[gpu], or set data_path=posted"
             ) from error
         self._driver = driver
         self._module = self._checked(driver.cuModuleLoadData(image), "cuModuleLoadData")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.handshake import Handshake
 from kernelflume.core.profile import StepTimes
-from kernelflume.core.regions import DeviceLanes, MemoryRegion
+from kernelflume.core.regions import DeviceLanes, LanePath, MemoryRegion
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.rpc.v1 import anode_pb2, common_pb2, wnode_pb2
 
@@ -80,6 +80,7 @@ def device_lanes_to_proto(lanes: DeviceLanes | None) -> anode_pb2.DeviceLanes | 
         max_rows=lanes.max_rows,
         query_first=lanes.query_first,
         lanes=[anode_pb2.DeviceLane(regions=map(region_to_proto, regions)) for regions in lanes.lanes],
+        path=lanes.path,
     )
 
 
@@ -92,6 +93,7 @@ def device_lanes_of(message: anode_pb2.ConnectRequest | anode_pb2.ConnectRespons
         lanes.max_rows,
         lanes.query_first,
         tuple(tuple(map(region_from_proto, lane.regions)) for lane in lanes.lanes),
+        lanes.path or LanePath.DEVICE,
     )
 
 

@@ -8,6 +8,9 @@ is prepared once a pair.
     append region   (on the attention node)  per slot: [layers, bucket, 2, KV heads, head dim]
     partial region  (on the weight node)     [bucket, query heads, head dim],
                                              then the lse: float32 [bucket, query heads]
+
+Captured graphs need addresses that do not depend on a step's rows: there the lse comes first, for the most
+rows that a lane can have, and outputs behind it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ NUM_APPEND_SLOTS = 2
 """Two, so that a step's keys and values are written while the attention node still files the last step's."""
 
 _LSE_BYTES = 4
+_ALIGNMENT = 256
+"""What any kernel may ask of an address."""
 
 
 @lru_cache(maxsize=64)  # asked for at every post
@@ -105,6 +110,16 @@ class LaneLayout:
     def lse_offset(self, rows: int) -> int:
         """Where the lse starts behind ``rows`` (a bucket) outputs."""
         return rows * self.geometry.query_row_bytes
+
+    @property
+    def graph_out_offset(self) -> int:
+        """Where outputs start behind the lse, between captured graphs."""
+        lse_bytes = self.max_rows * self.geometry.num_query_heads * _LSE_BYTES
+        return -(-lse_bytes // _ALIGNMENT) * _ALIGNMENT
+
+    def graph_partial_bytes(self, rows: int) -> int:
+        """Bytes of the lse and ``rows`` outputs, between captured graphs."""
+        return self.graph_out_offset + self.query_bytes(rows)
 
     def append_bytes(self, rows: int) -> int:
         """Bytes of ``rows`` tokens' keys and values in all layers."""

@@ -1,7 +1,8 @@
 """The notices that weight and attention nodes exchange; every one fits a single message.
 
 A weight node sends WARM, QUERY, APPEND, FREE, STEP and RETRACT; an attention node answers WARMED, PARTIAL,
-APPENDED, FREED and STEPPED. Tensors travel by the write that a notice rides on, those of a STEP by kernels.
+APPENDED, FREED and STEPPED. Tensors travel by the write that a notice rides on; those of a STEP by kernels,
+or by writes with LANE_QUERY, LANE_APPEND and LANE_PARTIAL on the host path.
 Version: ``core.handshake.PROTOCOL_VERSION``.
 
 Order is never assumed. A QUERY names the append counter that must have been filed before it is computed; a
@@ -32,11 +33,14 @@ class Kind(IntEnum):
     FREE = 4
     STEP = 5
     RETRACT = 6
+    LANE_QUERY = 7
+    LANE_APPEND = 8
     WARMED = 17
     PARTIAL = 18
     APPENDED = 19
     FREED = 20
     STEPPED = 21
+    LANE_PARTIAL = 22
 
 
 class RowStatus(IntEnum):
@@ -61,6 +65,7 @@ _COUNTED = struct.Struct("<BxHI")
 _STEP = struct.Struct("<BBHII")
 _STEP_LANE = struct.Struct("<HH")
 _STEPPED = struct.Struct("<BBHII")
+_LANE_DATA = struct.Struct("<BBHI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +246,7 @@ class LaneStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A decode step that kernels exchange by themselves begins; sent before its first query."""
+    """A decode step of captured graphs begins; sent before its first query."""
 
     step: int
     appends: int
@@ -315,7 +320,37 @@ class Retract:
         return cls(_COUNTED.unpack_from(payload)[2])
 
 
-WireNotice = Query | Append | Partial | Appended | Free | Freed | Warm | Step | Stepped | Retract
+@dataclass(frozen=True, slots=True)
+class LaneData:
+    """What one layer of a STEP needs is in a lane's region, on the host path."""
+
+    kind: Kind
+    """LANE_QUERY, LANE_APPEND or LANE_PARTIAL."""
+    lane: int
+    layer: int
+    """0 for keys and values that travel once a step."""
+    step: int
+    """Steps count from 1: what comes of step 0 is nothing, and opens the way."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _LANE_DATA.pack(self.kind, self.lane, self.layer, self.step)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> LaneData:
+        """Read the notice."""
+        kind, lane, layer, step = _LANE_DATA.unpack_from(payload)
+        return cls(Kind(kind), lane, layer, step)
+
+
+def is_lane_data(payload: bytes) -> bool:
+    """Tell whether a notice is ``LaneData`` for an attention node, without reading all of it."""
+    return payload[:1] in _LANE_DATA_FOR_ATTENTION
+
+
+_LANE_DATA_FOR_ATTENTION = (bytes([Kind.LANE_QUERY]), bytes([Kind.LANE_APPEND]))
+
+WireNotice = LaneData | Query | Append | Partial | Appended | Free | Freed | Warm | Step | Stepped | Retract
 
 _DECODERS: dict[Kind, Callable[[bytes], WireNotice]] = {
     Kind.WARM: Warm.decode,
@@ -324,6 +359,9 @@ _DECODERS: dict[Kind, Callable[[bytes], WireNotice]] = {
     Kind.FREE: Free.decode,
     Kind.STEP: Step.decode,
     Kind.RETRACT: Retract.decode,
+    Kind.LANE_QUERY: LaneData.decode,
+    Kind.LANE_APPEND: LaneData.decode,
+    Kind.LANE_PARTIAL: LaneData.decode,
     Kind.WARMED: Warm.decode,
     Kind.PARTIAL: Partial.decode,
     Kind.APPENDED: Appended.decode,

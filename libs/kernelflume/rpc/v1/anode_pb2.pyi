@@ -26,14 +26,16 @@ class ConnectRequest(_message.Message):
     def __init__(self, handshake: _Optional[_Union[_common_pb2.Handshake, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., limits: _Optional[_Union[LaneLimits, _Mapping]] = ..., partial_regions: _Optional[_Iterable[_Union[_common_pb2.MemoryRegion, _Mapping]]] = ..., doorbell_address: _Optional[str] = ..., attention_node: _Optional[str] = ..., device_lanes: _Optional[_Union[DeviceLanes, _Mapping]] = ...) -> None: ...
 
 class DeviceLanes(_message.Message):
-    __slots__ = ("max_rows", "query_first", "lanes")
+    __slots__ = ("max_rows", "query_first", "lanes", "path")
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIRST_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     max_rows: int
     query_first: str
     lanes: _containers.RepeatedCompositeFieldContainer[DeviceLane]
-    def __init__(self, max_rows: _Optional[int] = ..., query_first: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[DeviceLane, _Mapping]]] = ...) -> None: ...
+    path: str
+    def __init__(self, max_rows: _Optional[int] = ..., query_first: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[DeviceLane, _Mapping]]] = ..., path: _Optional[str] = ...) -> None: ...
 
 class DeviceLane(_message.Message):
     __slots__ = ("regions",)

@@ -46,6 +46,8 @@ POST_DEADLINE_S = 5.0
 """A write that is not done by then means that the peer stopped polling."""
 _FLUSH_S = 2e-3
 """Progress given to a write at once; without it the peer's notice would wait for the next turn."""
+_DRIVE_S = 2e-3
+"""How long a turn goes on while steps under way need it, before other business is looked after."""
 _QUARANTINE_S = 60.0
 """How long the memory of a dropped link stays: its weight node may not know yet, and goes on writing there
 (deregistering does not stop a write under way). Longer than any weight node's step deadline."""
@@ -121,14 +123,24 @@ class Exchange:
         return num_sequences
 
     def turn(self, notices: Iterable[Notice]) -> None:
-        """File notices, then work until nothing is left to do."""
-        self._inbox.extend(notices)
-        while self._inbox or self._work():
-            while self._inbox:
-                self._file(self._inbox.popleft())
-            self._inbox.extend(self._transport.poll())
+        """File notices, then work until nothing is left to do, or has not been for a while."""
+        self._receive(notices)
+        deadline = Deadline(self._clock, _DRIVE_S)
+        while True:
+            while self._inbox or self._work():
+                while self._inbox:
+                    self._file(self._inbox.popleft())
+                self._receive(self._transport.poll())
+            if not self.is_driving or deadline.expired:
+                break
+            self._receive(self._transport.poll())
         while self._quarantine and self._quarantine[0][0] <= self._clock.now():
             self._quarantine.popleft()
+
+    @property
+    def is_driving(self) -> bool:
+        """True while a step under way needs this loop at once, at flags that wake nobody."""
+        return any(link.driven is not None and not link.driven.is_idle for link in self._links.values())
 
     def statistics(self) -> WorkerStatistics:
         """Return exact figures."""
@@ -147,6 +159,29 @@ class Exchange:
             scan_bytes_per_s=self._scans.bytes_per_s(self._clock.now()),
             links=tuple(links),
         )
+
+    def _receive(self, notices: Iterable[Notice]) -> None:
+        """Put notices into the inbox, but for those that a graph waits for: they overtake all else."""
+        for notice in notices:
+            link = self._links.get(notice.peer)
+            if link is not None and wire.is_lane_data(notice.payload):
+                self._guarded(link, functools.partial(self._pass_on, link, notice.payload))
+            else:
+                self._inbox.append(notice)
+
+    @staticmethod
+    def _pass_on(link: Link, payload: bytes) -> None:
+        if link.device is None:
+            raise HandshakeError("data for lanes that the link does not have")
+        link.device.receive(wire.LaneData.decode(payload))
+
+    def _drive(self) -> bool:
+        """Pass on what steps under way have computed."""
+        has_worked = False
+        for link in list(self._links.values()):
+            if link.driven is not None:
+                has_worked = self._guarded(link, link.driven.drive) or has_worked
+        return has_worked
 
     def _file(self, notice: Notice) -> None:
         link = self._links.get(notice.peer)
@@ -202,6 +237,8 @@ class Exchange:
 
     def _work(self) -> bool:
         """Do one piece, so that a query that comes meanwhile goes first; False when there is none."""
+        if self._drive():
+            return True
         lanes = [(link, index) for link in self._links.values() for index in range(len(link.lanes))]
         for link, index in lanes:
             query = link.lanes[index].take_ready_query()
@@ -224,6 +261,7 @@ class Exchange:
         lane, buffers = link.lanes[index], link.buffers[index]
         if query.plan is not None:
             self._await_filed(link)
+            self._await_driven()
             lane.step, lane.num_rows = query.step, query.num_rows
             lane.attention = self._plan(link, index, query.step, query.plan)
             lane.scan_bytes = self._countable_bytes(query)
@@ -268,6 +306,7 @@ class Exchange:
 
     def _store_append(self, link: Link, index: int, append: wire.Append) -> None:
         self._await_filed(link)
+        self._await_driven()
         rows = link.buffers[index].append_rows(append.slot, append.num_rows)
         failed: dict[int, None] = {}
         taken: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -294,7 +333,10 @@ class Exchange:
         self._notify(link, answer)
 
     def _launch_step(self, link: Link, notice: wire.Step) -> None:
-        """Launch what answers a step that the weight node's kernels drive."""
+        """Launch what answers a step of captured graphs."""
+        driven = link.driven
+        if driven is not None:
+            self._await(link, lambda: driven.can_launch(notice.step))
         answer = launch_step(link, notice, self._pool)
         if answer.status is wire.RowStatus.OK:
             self._queries_served += link.layout.geometry.num_layers
@@ -304,17 +346,43 @@ class Exchange:
     def _retract_step(self, link: Link, step: int) -> None:
         """Forget what a step stored, also when it was not launched yet."""
         if link.waiting_step is not None and link.waiting_step.step == step:
-            self._launch_step(link, link.waiting_step)  # its queries come all the same
+            self._launch_step(link, link.waiting_step)  # its queries come all the same, or it is let go
             link.waiting_step = None
+        if link.driven is not None:
+            link.driven.release(step)
+            self._await_filed(link)  # it writes to what is another's afterwards
         retract_step(link, step, self._pool)
 
     def _await_filed(self, link: Link) -> None:
         """A launched step may still be writing to pages, at most until its weight node's step ends."""
-        if link.device is not None:
-            link.device.wait_filed(POST_DEADLINE_S)
+        device = link.device
+        if device is not None:
+            self._await(link, lambda: device.is_idle)
+
+    def _await_driven(self) -> None:
+        """Bring all steps to their end that need this loop: what follows may wait for the whole device."""
+        for link in list(self._links.values()):
+            if link.driven is not None:
+                self._guarded(link, functools.partial(self._await_filed, link))
+
+    def _await(self, link: Link, condition: Callable[[], bool]) -> None:
+        """Go on driving until something holds that a link's steps under way bring about.
+
+        Raises:
+            PeerLostError: it does not hold in time.
+        """
+        deadline = Deadline(self._clock, POST_DEADLINE_S)
+        while not condition():
+            if link.device is not None:
+                link.device.check()
+            if deadline.expired:
+                raise PeerLostError(link.weight_node, f"a step did not end within {POST_DEADLINE_S:g} s")
+            self._receive(self._transport.poll())
+            self._drive()
 
     def _free(self, link: Link, notice: wire.Free) -> None:
-        self._await_filed(link)
+        if notice.sequences:  # an empty one only asks whether this node is there
+            self._await_filed(link)
         for sequence_id in notice.sequences:
             link.end(sequence_id, self._pool)
         self._notify(link, wire.Freed(self._pool.allocator.num_free))
@@ -360,13 +428,14 @@ class Exchange:
         while not self._transport.is_done(link.plans[index], write):
             if deadline.expired:
                 return False
-            self._inbox.extend(self._transport.poll())
+            self._receive(self._transport.poll())
             os.sched_yield()
         return True
 
-    def _guarded(self, link: Link, action: Callable[[], None]) -> None:
+    def _guarded(self, link: Link, action: Callable[[], object]) -> bool:
+        """Do something for a link, which its failure ends; tell whether it returned something true."""
         try:
-            action()
+            return bool(action())
         except PeerLostError as error:
             self._links_lost += 1
             self.drop(link.weight_node, error.reason)
@@ -377,6 +446,7 @@ class Exchange:
             logger.exception("unexpected error in the link of %s", link.weight_node)
             self._links_lost += 1
             self.drop(link.weight_node, "an unexpected error")
+        return False
 
     def _reject_stranger(self, peer: str) -> None:
         """Log it once: a weight node that was dropped may probe ten times a second until it knows."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kernelflume.anode.control import ConnectOrder
-    from kernelflume.anode.gpu.device_link import DeviceLink
+    from kernelflume.anode.gpu.graph_link import GraphLink
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.regions import DeviceLanes
@@ -54,7 +54,7 @@ class Link:
         buffers: list[LaneBuffers],
         plans: list[WritePlan],
         doorbell: str | None,
-        device: DeviceLink | None = None,
+        device: GraphLink | None = None,
     ) -> None:
         self.weight_node = weight_node
         self.layout = layout
@@ -64,7 +64,7 @@ class Link:
         """Writes of partials, one plan a lane."""
         self.doorbell = doorbell
         self.device = device
-        """Lanes that the weight node's kernels reach by themselves, if there are any."""
+        """Lanes whose steps run as captured graphs, if there are any."""
         self.waiting_step: Step | None = None
         """The step that is launched once every append it relies on is filed."""
         self.stored_last: tuple[int, list[int]] = (-1, [])
@@ -78,6 +78,11 @@ class Link:
     def node_id(self) -> str:
         """The weight node's id, without its incarnation."""
         return split_name(self.weight_node)[0]
+
+    @property
+    def driven(self) -> GraphLink | None:
+        """The lanes whose steps need the step loop while they run, if there are any."""
+        return self.device if self.device is not None and self.device.is_driven else None
 
     @property
     def buffer_bytes(self) -> int:
@@ -138,11 +143,11 @@ def prepare_link(
     geometry: KvGeometry,
     transport: Transport,
     device: torch.device,
-    open_device_link: Callable[[DeviceLanes], DeviceLink | None] | None = None,
+    open_device_link: Callable[[DeviceLanes], GraphLink | None] | None = None,
 ) -> Link:
     """Allocate and register lanes, connect, and prepare every write. May run beside the step loop.
 
-    ``open_device_link`` makes the lanes that kernels exchange through, where this node can have some.
+    ``open_device_link`` makes the lanes that captured graphs exchange through, where this node can have some.
 
     Raises:
         UnavailableError: the lanes do not fit the machine's memory, or the peer vanished meanwhile.

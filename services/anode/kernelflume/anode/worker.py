@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelflume.anode.control import Order, Result
-    from kernelflume.anode.gpu.device_link import DeviceLink
+    from kernelflume.anode.gpu.graph_link import GraphLink
     from kernelflume.anode.kernels import AttentionKernel
     from kernelflume.anode.links import Link
     from kernelflume.core.regions import DeviceLanes
@@ -75,7 +75,7 @@ class Worker:
         waiter: Waiter,
         pool: KvPool,
         clock: Clock,
-        open_device_link: Callable[[DeviceLanes], DeviceLink | None] | None = None,
+        open_device_link: Callable[[DeviceLanes], GraphLink | None] | None = None,
     ) -> None:
         self._open_device_link = open_device_link
         self._control = control
@@ -97,11 +97,12 @@ class Worker:
         self._doorbell.watch(self._control.fileno())
         is_active = False
         while not self._stopping:
-            timeout_s = ACTIVE_S if is_active else _POLL_S
+            is_driving = self._exchange.is_driving
+            timeout_s = 0.0 if is_driving else ACTIVE_S if is_active else _POLL_S
             deadline = Deadline(self._clock, timeout_s)
             notices = self._waiter.wait_notices(timeout_s, idle=not is_active)
             # A wait that ends early heard a ring, and what rang is about to arrive.
-            is_active = bool(notices) or not deadline.expired
+            is_active = is_driving or bool(notices) or not deadline.expired
             self._exchange.turn(notices)
             self._serve_control()
         self._close()

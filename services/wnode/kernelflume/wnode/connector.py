@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.transport.base import Transport
     from kernelflume.transport.doorbell import Doorbell
-    from kernelflume.wnode.gpu.device_end import DeviceEnd
+    from kernelflume.wnode.gpu.lane_end import LaneEnd
     from kernelflume.wnode.messages import LinkAnswer
 
 
@@ -38,9 +38,9 @@ class Connector:
         *,
         max_rows: int,
         device: torch.device,
-        device_ends: Callable[[], DeviceEnd] | None = None,
+        device_ends: Callable[[], LaneEnd] | None = None,
     ) -> None:
-        """``device_ends`` makes this side of the lanes that kernels exchange through, where there are any."""
+        """``device_ends`` makes this side of the lanes that graphs exchange through, where there are any."""
         self._transport = transport
         self._doorbell = doorbell
         self._device = device

@@ -19,6 +19,7 @@ from kernelflume.transport.wire import (
     Appended,
     Free,
     Freed,
+    LaneData,
     Partial,
     Query,
     Retract,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from kernelflume.transport.base import Transport, WritePlan
     from kernelflume.transport.doorbell import Doorbell
     from kernelflume.transport.wire import LaneStep
-    from kernelflume.wnode.gpu.device_end import DeviceEnd
+    from kernelflume.wnode.gpu.lane_end import LaneEnd
     from kernelflume.wnode.messages import LinkAnswer
 
 logger = logging.getLogger(__name__)
@@ -103,8 +104,8 @@ class Link:
     num_free_pages: int = 0
     """As the node last reported."""
     is_warm: bool = False
-    device: DeviceEnd | None = None
-    """Lanes that kernels exchange through, where both sides have them."""
+    device: LaneEnd | None = None
+    """Lanes that captured graphs exchange through, where both sides have them."""
     partial: Partial | None = None
     """The newest partial's notice."""
     num_frees_in_flight: int = 0
@@ -142,6 +143,7 @@ class Link:
             and self._unanswered is None
             and not self._appends_in_flight
             and not self.num_frees_in_flight
+            and (self.device is None or self.device.is_quiet)
         )
 
     def connect(self, answer: LinkAnswer) -> None:
@@ -177,7 +179,7 @@ class Link:
             for slot in range(NUM_APPEND_SLOTS)
         ]
         if self.device is not None and answer.device_lanes is not None:
-            self.device.check(answer.device_lanes)
+            self.device.connect(self.node_name, answer.device_lanes)
         self._device_answer = answer.device_lanes
         self.page_tokens = answer.page_tokens
         self.num_pages = answer.num_pages
@@ -266,7 +268,7 @@ class Link:
         self.ring()
 
     def open_device(self) -> None:
-        """Let kernels reach the node's memory, where both sides have lanes; the link must be warm."""
+        """Let graphs reach the node's memory, where both sides have lanes; the link must be warm."""
         if self.device is None:
             return
         reason = "it has none"
@@ -282,7 +284,7 @@ class Link:
         self.device = None
 
     def send_step(self, step: int, lanes: tuple[LaneStep, ...], *, num_pages: int) -> None:
-        """Tell the node that a step begins which kernels drive; it takes ``num_pages`` for it.
+        """Tell the node that a step of captured graphs begins; it takes ``num_pages`` for it.
 
         Raises:
             PeerLostError: the node is gone.
@@ -375,6 +377,8 @@ class Link:
                 self.failed_sequences.extend(notice.failed)
                 if notice.status is not RowStatus.OK:
                     self.refuse(f"its keys and values do not fit the plan of step {notice.step}")
+            case LaneData() if self.device is not None:
+                self.device.receive(notice)
             case Warm(answer=True):
                 self.is_warm = True
                 self.num_free_pages = notice.num_free_pages

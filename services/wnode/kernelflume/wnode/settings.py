@@ -34,15 +34,16 @@ class WeightNodeSettings(ServiceSettings):
     the memory of 16-bit formats. All nodes need the same: `kernelflume geometry` takes it too."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where the model lies and is computed: `cpu`, `cuda`, or `cuda:N` for one of several GPUs."""
-    data_path: Literal["auto", "device", "host"] = "auto"
+    data_path: Literal["auto", "device", "host", "posted"] = "auto"
     """How decode steps reach attention nodes on GPUs. `device`: kernels of one captured graph exchange by
-    themselves; it needs peer access and kernelflume[gpu]. `host`: this process posts every write. auto takes
-    the former where it is possible."""
+    themselves; it needs peer access and kernelflume[gpu]. `host`: captured graphs too, but this process posts
+    what they say is ready. `posted`: no graphs, layer by layer. auto is `device` where that is possible, else
+    `posted`."""
     query_first: Literal["off", "paper", "local"] = "local"
-    """On the device path, when queries leave and who attends to a row's own key. `local`: queries first, own
+    """With graphs, when queries leave and who attends to a row's own key. `local`: queries first, own
     key on the weight node; `paper`: queries first, the tail's node waits for the key; `off`: all together."""
     microbatches: Literal["auto", "1", "2", "4"] = "auto"
-    """On the device path, microbatches of a decode step: one computes while another is attended to. auto
+    """With graphs, microbatches of a decode step: one computes while another is attended to. auto
     takes one or two, whichever the steps so far show to be faster."""
     max_model_len: int = Field(default=0, ge=0)
     """Most tokens of prompt and output together; 0 takes the model's own limit."""

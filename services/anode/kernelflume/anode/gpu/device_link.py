@@ -11,10 +11,9 @@ from kernelflume.anode.gpu.graph import LinkGraphs
 from kernelflume.anode.gpu.lane import PARITIES, DeviceLane, LaneProgram
 from kernelflume.anode.gpu.work import NO_WORK
 from kernelflume.core.errors import HandshakeError, PeerLostError
-from kernelflume.core.regions import DeviceLanes
+from kernelflume.core.regions import DeviceLanes, LanePath
 from kernelflume.cuda.exchange import ExchangeKernels
 from kernelflume.cuda.status import StatusWord
-from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.tensor.device import architecture
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS, LaneLayout, graph_buckets
 from kernelflume.transport.memory import register
@@ -25,13 +24,16 @@ if TYPE_CHECKING:
     from kernelflume.anode.gpu.device_pages import DevicePages
     from kernelflume.anode.gpu.work import LaneWork
     from kernelflume.transport.nixl import NixlTransport
+    from kernelflume.transport.wire import LaneData
 
 WAIT_TIMEOUT_S = 20.0
 """A kernel that waits this long gives up: longer than any weight node's step."""
 
 
 class DeviceLink:
-    """Made by a preparing thread, used by the step loop from ``open`` on."""
+    """See ``GraphLink``."""
+
+    is_driven = False
 
     def __init__(self, offer: DeviceLanes, pages: DevicePages, transport: NixlTransport) -> None:
         """Allocate and register lanes of the size that the weight node offers, and capture their graphs.
@@ -42,7 +44,11 @@ class DeviceLink:
         """
         geometry, device = pages.geometry, pages.pages.device
         self.layout = LaneLayout(geometry, offer.max_rows)
-        if any(len(regions) != 2 for regions in offer.lanes) or not offer.lanes:
+        if (
+            offer.path != LanePath.DEVICE
+            or any(len(regions) != 2 for regions in offer.lanes)
+            or not offer.lanes
+        ):
             raise HandshakeError("device lanes need two regions each")
         self.files_in_layer = offer.query_first != "local"
         """Keys and values come in every layer, and belong to the step's own attention."""
@@ -74,7 +80,7 @@ class DeviceLink:
             )
             for lane, (out, lse) in zip(self._lanes, self._sources, strict=True)
         ]
-        self._graphs = LinkGraphs(self._programs, pages, max_rows=offer.max_rows)
+        self._graphs = LinkGraphs([self._programs] * PARITIES, pages, max_rows=offer.max_rows)
         for num_lanes in graph_buckets(len(offer.lanes)):
             for rows in graph_buckets(offer.max_rows):
                 self._graphs.warm(num_lanes, rows)
@@ -102,17 +108,30 @@ class DeviceLink:
         """True when this side's kernels can reach the weight node's memory."""
         return bool(self._views)
 
-    def wait_filed(self, timeout_s: float) -> None:
-        """Wait until no launched step may still write keys and values to pages.
+    @property
+    def is_idle(self) -> bool:
+        """True when no launched step is under way."""
+        return self._graphs.is_idle
+
+    def can_launch(self, step: int) -> bool:
+        """Always: whatever a launch waits for comes without this process."""
+        del step
+        return True
+
+    def receive(self, notice: LaneData) -> None:
+        """Refuse: kernels tell by counters.
 
         Raises:
-            PeerLostError: the weight node did not send them.
+            HandshakeError: always.
         """
-        deadline = Deadline(MonotonicClock(), timeout_s)
-        while not self._graphs.is_idle:
-            self.check()
-            if deadline.expired:
-                raise PeerLostError(self._peer, f"a step did not end within {timeout_s:g} s")
+        raise HandshakeError(f"{notice.kind.name} for lanes of the device path")
+
+    def drive(self) -> bool:
+        """Nothing: the graphs need no help."""
+        return False
+
+    def release(self, step: int) -> None:
+        """Nothing: a step that was given up gets all of its queries nevertheless."""
 
     def open(self, weight_node: str) -> None:
         """Look the weight node's memory up, once a write went each way.
@@ -126,8 +145,9 @@ class DeviceLink:
         for lane, view in zip(self._lanes, self._views, strict=True):
             lane.reset_state(view)
 
-    def launch(self, work: Sequence[LaneWork]) -> None:
+    def launch(self, work: Sequence[LaneWork], step: int) -> None:
         """Enqueue one step; nothing waits but for the step before the last."""
+        del step  # the counters tell
         busy = [index for index, (table, slots) in enumerate(work) if len(table.last_page_len) or len(slots)]
         if not busy:
             return

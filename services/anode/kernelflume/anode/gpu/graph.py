@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernelflume.anode.gpu.device_pages import DevicePages
-    from kernelflume.anode.gpu.lane import LaneProgram
+    from kernelflume.anode.gpu.step_lane import StepLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class LinkGraphs:
     Captured by a preparing thread, launched by the step loop's.
     """
 
-    def __init__(self, programs: Sequence[LaneProgram], pages: DevicePages, *, max_rows: int) -> None:
-        """Take the program of each lane; ``max_rows`` is the most rows of a lane."""
+    def __init__(self, programs: Sequence[Sequence[StepLane]], pages: DevicePages, *, max_rows: int) -> None:
+        """Take the program of each lane for each parity; ``max_rows`` is the most rows of a lane."""
         device = pages.pages.device
         self._programs = programs
         self._pages = pages
@@ -60,7 +60,7 @@ class LinkGraphs:
         for parity in range(PARITIES):
             key = (num_lanes, num_rows, parity)
             if key not in self._captured:
-                self._captured[key] = self._capture(num_lanes, num_rows)
+                self._captured[key] = self._capture(num_lanes, num_rows, parity)
 
     def begin(self, parity: int) -> None:
         """Wait until the last step of this parity is done, so that its staging may be filled again."""
@@ -82,13 +82,17 @@ class LinkGraphs:
         """Note that everything of a step is enqueued."""
         self._done[parity].record(self.stream)
 
+    def is_free(self, parity: int) -> bool:
+        """True when ``begin`` would not wait."""
+        return bool(self._done[parity].query())
+
     @property
     def is_idle(self) -> bool:
         """True when every step that was ended is done."""
         return all(event.query() for event in self._done)
 
-    def _capture(self, num_lanes: int, num_rows: int) -> _Captured:
-        programs = self._programs[:num_lanes]
+    def _capture(self, num_lanes: int, num_rows: int, parity: int) -> _Captured:
+        programs = self._programs[parity][:num_lanes]
         decodes = tuple(
             PagedDecode(
                 self._pages, num_rows=num_rows, workspace=self._workspace, max_pages=self._pages.num_pages
@@ -110,7 +114,7 @@ class LinkGraphs:
                 self._enqueue(programs, decodes)
         return _Captured(graph, decodes)
 
-    def _enqueue(self, programs: Sequence[LaneProgram], decodes: Sequence[PagedDecode]) -> None:
+    def _enqueue(self, programs: Sequence[StepLane], decodes: Sequence[PagedDecode]) -> None:
         # With one lane the next wait is for what its answer brings about: nothing is there to overlap.
         beside = self._answers.fork if len(programs) > 1 else contextlib.nullcontext
         for layer in range(self._pages.geometry.num_layers):

@@ -55,7 +55,7 @@ def launch_step(link: Link, step: Step, pool: KvPool) -> Stepped:
         if table is None:
             return Stepped(step.step, RowStatus.MISMATCH, pool.allocator.num_free)
         work.append(LaneWork(table, slots))
-    device.launch(work)
+    device.launch(work, step.step)
     link.stored_last = (
         step.step,
         [entry[0] for lane in step.lanes for entry in lane.entries.tolist() if entry[0] not in failed],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernelflume.core.errors import HandshakeError
-from kernelflume.core.regions import DeviceLanes
+from kernelflume.core.regions import DeviceLanes, LanePath
 from kernelflume.cuda.exchange import COUNTERS_BYTES, NODE_ROUTE
 from kernelflume.transport.lanes import NUM_APPEND_SLOTS
 from kernelflume.transport.memory import allocate_on, register
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kernelflume.transport.lanes import LaneLayout
     from kernelflume.transport.nixl import NixlTransport
+    from kernelflume.transport.wire import LaneData
 
 _ATTENTION_REGIONS = 3
 """Queries, appends and counters of a lane."""
@@ -62,12 +63,22 @@ class DeviceEnd:
         """True when kernels can reach the attention node's memory."""
         return bool(self._views)
 
-    def check(self, answer: DeviceLanes) -> None:
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody knows of single writes: a step that ended has them all."""
+        return True
+
+    def connect(self, peer: str, answer: DeviceLanes) -> None:
         """Compare the attention node's lanes with these.
 
         Raises:
             HandshakeError: they are of another shape.
         """
+        del peer
+        if answer.path != LanePath.DEVICE:
+            raise HandshakeError(
+                f"lanes of the {answer.path} path do not fit those of the {LanePath.DEVICE} path"
+            )
         sizes = [[region.num_bytes for region in regions] for regions in answer.lanes]
         layout = self._layout
         wanted = [layout.query_region_bytes, layout.append_region_bytes, COUNTERS_BYTES]
@@ -103,6 +114,9 @@ class DeviceEnd:
             self._num_partials[lane] += self._layout.geometry.num_layers
         if stored:
             self._num_appends[lane] += 1
+
+    def receive(self, notice: LaneData) -> None:
+        """Ignore it: kernels tell by counters."""
 
     def close_views(self) -> None:
         """Forget the attention node's memory; no step may be under way."""

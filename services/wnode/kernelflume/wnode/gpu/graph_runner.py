@@ -1,4 +1,4 @@
-"""Decode steps by captured graphs, exchanging with the attention nodes by kernels (the device path)."""
+"""Decode steps by captured graphs. How their rows travel is a ``GraphExchange``'s: by device or host path."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ import numpy as np
 import torch
 
 from kernelflume.core.errors import PeerLostError
-from kernelflume.cuda.exchange import MAX_NODES, ExchangeKernels
-from kernelflume.cuda.status import StatusWord
+from kernelflume.cuda.exchange import MAX_NODES
 from kernelflume.runtime.clock import Deadline
-from kernelflume.tensor.device import architecture
-from kernelflume.transport.lanes import LaneLayout
-from kernelflume.transport.memory import register
 from kernelflume.wnode.gpu.captured_steps import CapturedSteps
-from kernelflume.wnode.gpu.device_end import DeviceEnd
-from kernelflume.wnode.gpu.device_stage import DeviceStage, QueryFirst
-from kernelflume.wnode.gpu.lane import LaneBuffers
+from kernelflume.wnode.gpu.device_stage import QueryFirst
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes, NodeRows
 from kernelflume.wnode.sampler import is_plain, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kernelflume.core.geometry import KvGeometry
     from kernelflume.runtime.clock import Clock
-    from kernelflume.transport.nixl import NixlTransport
+    from kernelflume.transport.lanes import LaneLayout
     from kernelflume.wnode.batch import Chunk, StepBatch
+    from kernelflume.wnode.gpu.graph_exchange import GraphExchange
+    from kernelflume.wnode.gpu.lane import LaneBuffers
+    from kernelflume.wnode.gpu.lane_end import LaneEnd
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
     from kernelflume.wnode.model.decoder import Decoder
@@ -57,8 +53,9 @@ class GraphRunner:
         self,
         *,
         decoder: Decoder,
-        geometry: KvGeometry,
-        transport: NixlTransport,
+        layout: LaneLayout,
+        lanes: Sequence[LaneBuffers],
+        exchange: GraphExchange,
         links: LinkTable,
         clock: Clock,
         lane_plan: LanePlan,
@@ -66,68 +63,42 @@ class GraphRunner:
         timeout_s: float,
         eos_token_ids: frozenset[int],
     ) -> None:
-        """Allocate the lanes, capture every graph and time it, which takes some seconds.
+        """Capture every graph and time it, which takes some seconds.
 
         Args:
             decoder: the model on its GPU.
-            geometry: its shape.
-            transport: registers the lanes' memory.
+            layout: a lane's shape.
+            lanes: a microbatch's memory each.
+            exchange: how the lanes' rows travel.
             links: the attention nodes.
             clock: for deadlines.
-            lane_plan: lanes, and the steps that are captured.
+            lane_plan: the steps that are captured.
             query_first: when queries leave.
             timeout_s: deadline of a step.
             eos_token_ids: see ``sampler.sample``.
-
-        Raises:
-            ConfigurationError: the kernels cannot be built or run here.
         """
-        device = decoder.device
-        self._transport = transport
-        max_rows, num_lanes = lane_plan.max_rows, lane_plan.num_lanes
-        self.layout = LaneLayout(geometry, max_rows)
-        self.num_lanes = num_lanes
+        self.layout = layout
+        self.num_lanes = len(lanes)
         self._max_step_rows = lane_plan.max_step_rows
         self.query_first = query_first
-        self._decoder = decoder
+        self._exchange = exchange
         self._links = links
         self._clock = clock
         self._timeout_s = timeout_s
         self._eos_token_ids = eos_token_ids
-        self._status = StatusWord(device)
-        kernels = ExchangeKernels(geometry, architecture=architecture(device), timeout_s=timeout_s)
-        self._lanes = [LaneBuffers.allocate(geometry, max_rows, device) for _ in range(num_lanes)]
-        self._stages = [
-            DeviceStage.create(
-                kernels,
-                lane,
-                self.layout,
-                mode=query_first,
-                views=(
-                    transport.local_view(register(transport, lane.query)),
-                    transport.local_view(register(transport, lane.keys_values)),
-                ),
-                status=self._status.address,
-            )
-            for lane in self._lanes
-        ]
+        self._lanes = lanes
+        self._stages = exchange.stages
         self._states = [_LaneState() for _ in self._lanes]
-        self._chosen = [torch.zeros(max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
+        self._chosen = [torch.zeros(layout.max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
         self._done = torch.cuda.Event()
-        self.steps = CapturedSteps.capture(decoder, geometry, self._lanes, self._stages, lane_plan)
+        self.steps = CapturedSteps.capture(decoder, layout.geometry, self._lanes, self._stages, lane_plan)
 
-    def make_end(self) -> DeviceEnd:
+    def make_end(self) -> LaneEnd:
         """Return this side of a new link's lanes; called by the thread that prepares links."""
-        return DeviceEnd(
-            self.layout,
-            num_lanes=self.num_lanes,
-            query_first=self.query_first,
-            transport=self._transport,
-            device=self._decoder.device,
-        )
+        return self._exchange.make_end()
 
     def can_run(self, batch: StepBatch) -> bool:
-        """True when every row decodes, and every node that takes part has device lanes."""
+        """True when every row decodes, and every node that takes part has lanes of our path."""
         if batch.num_rows != len(batch.chunks) or batch.num_rows > self._max_step_rows:
             return False
         if not all(chunk.samples and len(chunk.writes) == 1 for chunk in batch.chunks):
@@ -145,14 +116,19 @@ class GraphRunner:
         Raises:
             PeerLostError: a node is gone or did not answer; nothing was stored for this step.
         """
+        with torch.cuda.stream(self._exchange.stream):
+            return self._run(batch, step)
+
+    def _run(self, batch: StepBatch, step: int) -> list[tuple[Chunk, int]]:
         parts = self.steps.split(batch.chunks)
         tail_attends = self.query_first is not QueryFirst.LOCAL
         routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
         links = self._links_of(routes)
+        self._exchange.begin(step, routes, links)
         loss = self._tell(routes, links, step)
         if loss is not None:
             # The others wait for queries now, so the step runs, and none of its own waits is in earnest.
-            self._status.abort()
+            self._exchange.abort()
         logits = self._launch(parts, routes, links)
         try:
             self._await(routes, links, loss)
@@ -238,11 +214,11 @@ class GraphRunner:
                 raise loss
             self._receive_until_done(links)
         except PeerLostError:
-            self._status.abort()
+            self._exchange.abort()
             self._done.synchronize()
             self._recover()
             raise
-        failure = self._status.failure
+        failure = self._exchange.failure
         if failure is None:
             return
         self._recover()
@@ -250,9 +226,9 @@ class GraphRunner:
         raise PeerLostError(links[name].node_name, f"no partial within {self._timeout_s:g} s")
 
     def _receive_until_done(self, links: Mapping[str, Link]) -> None:
-        """Receive notices until the step is done; probe the nodes, for only a send tells of a loss."""
+        """Drive the step and receive notices until it is done; probe nodes: only a send tells of a loss."""
         probe = Deadline(self._clock, _PROBE_INTERVAL_S)
-        while not self._done.query():
+        while not (self._exchange.turn() and self._done.query()):
             self._links.poll()
             for link in links.values():
                 link.check()
@@ -266,7 +242,7 @@ class GraphRunner:
 
     def _recover(self) -> None:
         """Take note that nothing on the device is as it was planned."""
-        self._status.reset()
+        self._exchange.reset()
         for state in self._states:
             state.shape, state.inputs = (), ()
 
@@ -302,11 +278,11 @@ class GraphRunner:
             chosen += zip(chunks, tokens, strict=True)
         return chosen
 
-    def _end(self, node_id: str) -> DeviceEnd | None:
+    def _end(self, node_id: str) -> LaneEnd | None:
         link = self._links.of_node(node_id)
         return link.device if link is not None and link.device is not None and link.device.is_open else None
 
-    def _ends(self, node_ids: Mapping[str, object]) -> dict[str, DeviceEnd]:
+    def _ends(self, node_ids: Mapping[str, object]) -> dict[str, LaneEnd]:
         ends = {node_id: self._end(node_id) for node_id in node_ids}
         return {node_id: end for node_id, end in ends.items() if end is not None}
 

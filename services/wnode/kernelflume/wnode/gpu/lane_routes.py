@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernelflume.wnode.batch import Chunk
-    from kernelflume.wnode.gpu.device_end import DeviceEnd
+    from kernelflume.wnode.gpu.lane_end import LaneEnd
 
 _QUERY_ROWS, _SLOT_OF_ROW, _KV_ROWS = range(3)
 
@@ -77,7 +77,7 @@ class LaneRoutes:
             *((node_id, tuple(rows.query_rows), tuple(rows.kv_rows)) for node_id, rows in self.nodes.items()),
         )
 
-    def tables(self, lane: int, ends: Mapping[str, DeviceEnd], max_rows: int) -> np.ndarray:
+    def tables(self, lane: int, ends: Mapping[str, LaneEnd], max_rows: int) -> np.ndarray:
         """Return the tables to upload; ``ends`` by node id."""
         memory, header, tables = RowTables(max_rows).empty()
         header["num_nodes"] = len(self.nodes)
