@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from benchmarks.gpu.attention_side import TIMEOUT_S, AttentionSide, Offer
 
-from kernelflume.anode.gpu.host_link import HostLanes
+from kernelflume.anode.gpu.host_lanes import HostLanes
 from kernelflume.anode.gpu.work import LaneWork
 from kernelflume.core.errors import UnavailableError
 from kernelflume.runtime.clock import MonotonicClock
