@@ -12,6 +12,7 @@ from kernelflume.anode.gpu.decode import PagedDecode
 from kernelflume.anode.gpu.device_kernels import allocate_workspace
 from kernelflume.anode.gpu.lane import PARITIES
 from kernelflume.anode.gpu.page_table import PageTable
+from kernelflume.tensor.capture import captured
 from kernelflume.tensor.device import SideStream
 
 if TYPE_CHECKING:
@@ -107,10 +108,7 @@ class LinkGraphs:
                 decode.run(0, lane.queries[:num_rows], lane.out[:num_rows], lane.lse[:num_rows])
             self.stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # Other threads go on launching while this one captures.
-            with torch.cuda.graph(
-                graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"
-            ):
+            with captured(graph, pool=self._memory, stream=self.stream):
                 self._enqueue(programs, decodes)
         return _Captured(graph, decodes)
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from kernelflume.tensor.capture import captured
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -52,6 +54,6 @@ class StepGraphs:
             enqueue()
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            with captured(graph, pool=pool, stream=self._stream):
                 result = enqueue()
         return graph, result
