@@ -72,8 +72,8 @@ async def test_errors_are_the_clients_own_classes(folder: Path) -> None:
             await client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=10**6)
         assert too_long.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True)
-        assert refused.value.param == "logprobs"
+            await client.chat.completions.create(model="tiny", messages=MESSAGES, store=True)
+        assert refused.value.param == "store"
         node.script = endless(IDS[0])
         async with await client.completions.create(
             model="tiny", prompt="a", stream=True, max_tokens=99
