@@ -120,6 +120,11 @@ class SamplingParameters:
         """True when tokens seen before change the distribution."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
+    @property
+    def has_rules(self) -> bool:
+        """True when logits are changed beyond the first ``min_tokens`` tokens, by more than temperature."""
+        return bool(self.has_penalties or self.logit_bias or self.allowed_token_ids or self.grammar)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -127,7 +132,7 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token, log probability), the likeliest first, of two alike the smaller token; as many as asked for."""
+    """(token, log probability), the likeliest first; as many as asked for."""
 
 
 class FinishReason(StrEnum):

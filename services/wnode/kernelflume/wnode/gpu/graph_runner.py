@@ -15,7 +15,7 @@ from kernelflume.runtime.clock import Deadline
 from kernelflume.wnode.gpu.captured_steps import CapturedSteps
 from kernelflume.wnode.gpu.device_stage import QueryFirst
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes, NodeRows
-from kernelflume.wnode.sampler import is_plain, sample
+from kernelflume.wnode.sampler import Sampled, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -110,8 +110,8 @@ class GraphRunner:
         }
         return len(nodes) <= MAX_NODES and all(self._end(node_id) is not None for node_id in nodes)
 
-    def run(self, batch: StepBatch, step: int) -> list[tuple[Chunk, int]]:
-        """Run one step; return each row's chunk with its next token.
+    def run(self, batch: StepBatch, step: int) -> tuple[list[Chunk], Sampled]:
+        """Run one step; return each row's chunk, and the rows' next tokens.
 
         Raises:
             PeerLostError: a node is gone or did not answer; nothing was stored for this step.
@@ -265,18 +265,20 @@ class GraphRunner:
 
     def _choose(
         self, parts: Sequence[Sequence[Chunk]], logits: Sequence[torch.Tensor]
-    ) -> list[tuple[Chunk, int]]:
+    ) -> tuple[list[Chunk], Sampled]:
         """Take the tokens that the graph chose, or sample where a request wants something else."""
-        chosen: list[tuple[Chunk, int]] = []
+        rows: list[Chunk] = []
+        all_sampled = Sampled([])
         for index, chunks in enumerate(parts):
-            if all(is_plain(chunk.sequence) for chunk in chunks):
-                tokens = self._chosen[index][: len(chunks)].tolist()
+            sequences = [chunk.sequence for chunk in chunks]
+            if all(sequence.is_plain for sequence in sequences):
+                sampled = Sampled(self._chosen[index][: len(chunks)].tolist())
             else:
-                sequences = [chunk.sequence for chunk in chunks]
-                tokens = sample(logits[index][: len(chunks)], sequences, self._eos_token_ids)
+                sampled = sample(logits[index][: len(chunks)], sequences, self._eos_token_ids)
                 self._states[index].inputs = ()
-            chosen += zip(chunks, tokens, strict=True)
-        return chosen
+            all_sampled.extend(sampled)
+            rows += chunks
+        return rows, all_sampled
 
     def _end(self, node_id: str) -> LaneEnd | None:
         link = self._links.of_node(node_id)
