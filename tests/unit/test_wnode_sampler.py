@@ -23,12 +23,10 @@ def draw(sequence: Sequence, logits: torch.Tensor = LOGITS, eos: frozenset[int] 
 
 
 def draws(count: int, logits: torch.Tensor = LOGITS, **sampling: Any) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for key in range(count):
-        sequence = make_sequence(1, **({"temperature": 1.0} | sampling))
+    sequences = [make_sequence(1, **({"temperature": 1.0} | sampling)) for _ in range(count)]
+    for key, sequence in enumerate(sequences):
         sequence.random_key = key
-        found[draw(sequence, logits)] += 1
-    return found
+    return Counter(sample(logits.repeat(count, 1), sequences, NO_EOS).tokens)
 
 
 def test_greedy_takes_the_most_likely() -> None:
