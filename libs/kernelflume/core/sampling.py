@@ -122,8 +122,8 @@ class SamplingParameters:
 
     @property
     def has_rules(self) -> bool:
-        """True when logits are changed beyond the first ``min_tokens`` tokens, by more than temperature."""
-        return bool(self.has_penalties or self.logit_bias or self.allowed_token_ids or self.grammar)
+        """True when more than temperature, filters, ``min_tokens`` and the grammar bears on logits."""
+        return bool(self.has_penalties or self.logit_bias or self.allowed_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

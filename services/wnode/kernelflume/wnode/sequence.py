@@ -77,7 +77,8 @@ class Sequence:
     def __post_init__(self) -> None:
         sampling = self.sampling
         self.seen = SeenTokens(self.prompt) if sampling.has_penalties else None
-        is_plain = sampling.is_greedy and not sampling.has_rules and sampling.logprobs is None
+        has_rules = sampling.has_rules or self.matcher is not None
+        is_plain = sampling.is_greedy and not has_rules and sampling.logprobs is None
         self._plain_from = sampling.min_tokens if is_plain else None
 
     @property
@@ -88,7 +89,9 @@ class Sequence:
     @property
     def has_rules(self) -> bool:
         """True when something changes the next token's logits, besides temperature and filters."""
-        return self.sampling.has_rules or len(self.output) < self.sampling.min_tokens
+        return (
+            self.sampling.has_rules or self.matcher is not None or len(self.output) < self.sampling.min_tokens
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -41,15 +41,19 @@ class Matcher:
         """Why the text cannot go on; empty while it can."""
 
     def allowed_words(self) -> np.ndarray:
-        """Return which tokens may come next, one bit each: int32 [vocab / 32], valid until the next call."""
+        """Return which tokens may come next, one bit each: int32 [vocab / 32], valid until the next call.
+
+        All may once the text cannot go on: ``accept`` then says so.
+        """
         started = self._clock.now()
-        try:
-            self._matcher.fill_next_token_bitmask(self._view, 0)
-        except RuntimeError as error:
-            self._fail(f"the grammar cannot be followed any more: {error}")
-        if not self._words.any():
-            self._fail("the grammar allows no token here")
-        self._spend(started)
+        if not self.failure:
+            try:
+                self._matcher.fill_next_token_bitmask(self._view, 0)
+            except RuntimeError as error:
+                self._fail(f"the grammar cannot be followed any more: {error}")
+            if not self._words.any():
+                self._fail("the grammar allows no token here")
+            self._spend(started)
         words: np.ndarray = self._words[0]
         return words
 
