@@ -40,7 +40,7 @@ from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
     from kernelflume.core.profile import StepTimes
-    from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
+    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.runtime.clock import Clock
     from kernelflume.wnode.batch import Chunk, StepBatch
     from kernelflume.wnode.gpu.graph_runner import GraphRunner

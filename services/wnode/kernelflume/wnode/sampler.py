@@ -36,6 +36,7 @@ class Sampled:
         self.logprobs.update((first + row, found) for row, found in other.logprobs.items())
 
 
+@torch.inference_mode()
 def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: frozenset[int]) -> Sampled:
     """Choose one token for each row.
 

@@ -71,6 +71,8 @@ class Sequence:
     """Of the prompt's tokens from the second on, as far as they are computed; kept until the first token."""
     seen: SeenTokens | None = field(init=False)
     """What penalties count, where there are any."""
+    _simple_from: int | None = field(init=False)
+    """Tokens after which only temperature and filters bear on each next one; None: never."""
     _plain_from: int | None = field(init=False)
     """Tokens after which each next one is the likeliest and nothing else is told of it; None: never."""
 
@@ -78,13 +80,19 @@ class Sequence:
         sampling = self.sampling
         self.seen = SeenTokens(self.prompt) if sampling.has_penalties else None
         has_rules = sampling.has_rules or self.matcher is not None
-        is_plain = sampling.is_greedy and not has_rules and sampling.logprobs is None
-        self._plain_from = sampling.min_tokens if is_plain else None
+        is_simple = not has_rules and sampling.logprobs is None
+        self._simple_from = sampling.min_tokens if is_simple else None
+        self._plain_from = sampling.min_tokens if is_simple and sampling.is_greedy else None
 
     @property
     def is_plain(self) -> bool:
         """True when the next token is the one with the largest logit, and nothing else is told of it."""
         return self._plain_from is not None and len(self.output) >= self._plain_from
+
+    @property
+    def is_simple(self) -> bool:
+        """True when only temperature and filters bear on the next token, and nothing else is told of it."""
+        return self._simple_from is not None and len(self.output) >= self._simple_from
 
     @property
     def has_rules(self) -> bool:

@@ -14,6 +14,7 @@ from kernelflume.cuda.exchange import MAX_NODES
 from kernelflume.runtime.clock import Deadline
 from kernelflume.wnode.gpu.captured_steps import CapturedSteps
 from kernelflume.wnode.gpu.device_stage import QueryFirst
+from kernelflume.wnode.gpu.lane_draws import LaneDraws
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes, NodeRows
 from kernelflume.wnode.sampler import Sampled, sample
 
@@ -90,6 +91,7 @@ class GraphRunner:
         self._stages = exchange.stages
         self._states = [_LaneState() for _ in self._lanes]
         self._chosen = [torch.zeros(layout.max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
+        self._draws = [LaneDraws(layout.max_rows, decoder.device) for _ in self._lanes]
         self._done = torch.cuda.Event()
         self.steps = CapturedSteps.capture(decoder, layout.geometry, self._lanes, self._stages, lane_plan)
 
@@ -144,8 +146,11 @@ class GraphRunner:
         """Enqueue the step; return the lanes' logits."""
         self._upload(parts, routes, links)
         logits = self.steps.replay(parts, self.layout)
-        for chosen, lane in zip(self._chosen[: len(parts)], self._lanes, strict=False):
-            chosen.copy_(lane.token_ids, non_blocking=True)
+        for index, chunks in enumerate(parts):
+            lane = self._lanes[index]
+            sequences = [chunk.sequence for chunk in chunks]
+            self._draws[index].enqueue(sequences, logits[index], lane.token_ids, lane.positions)
+            self._chosen[index].copy_(lane.token_ids, non_blocking=True)
         self._done.record()
         for index, lane_routes in enumerate(routes):
             for node_id, share in lane_routes.nodes.items():
@@ -266,15 +271,23 @@ class GraphRunner:
     def _choose(
         self, parts: Sequence[Sequence[Chunk]], logits: Sequence[torch.Tensor]
     ) -> tuple[list[Chunk], Sampled]:
-        """Take the tokens that the graph chose, or sample where a request wants something else."""
+        """Take the tokens that were chosen on the device, or sample where a request wants something else."""
         rows: list[Chunk] = []
         all_sampled = Sampled([])
         for index, chunks in enumerate(parts):
             sequences = [chunk.sequence for chunk in chunks]
-            if all(sequence.is_plain for sequence in sequences):
-                sampled = Sampled(self._chosen[index][: len(chunks)].tolist())
-            else:
+            left = self._draws[index].unsettled(sequences)
+            if left is None:
                 sampled = sample(logits[index][: len(chunks)], sequences, self._eos_token_ids)
+            else:
+                sampled = Sampled(self._chosen[index][: len(chunks)].tolist())
+                if left:
+                    again = [sequences[row] for row in left]
+                    for row, token in zip(
+                        left, sample(logits[index][left], again, self._eos_token_ids).tokens, strict=True
+                    ):
+                        sampled.tokens[row] = token
+            if left is None or left:
                 self._states[index].inputs = ()
             all_sampled.extend(sampled)
             rows += chunks

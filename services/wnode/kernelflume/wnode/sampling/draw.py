@@ -1,13 +1,13 @@
 """Drawing tokens by temperature, top_k, top_p and min_p, row by row the same on every device.
 
 Probabilities become integers, so that sums do not depend on the order of summing: neither the batch, nor the
-number of threads, nor the device changes a draw. Everything here may be captured in a CUDA graph, but for
-``draw`` itself, which looks at the outcome.
+number of threads, nor the device changes a draw. On a GPU ``draw_any``, and ``draw_filtered`` where the head is
+not all of the vocabulary, only enqueue; ``draw`` looks at the outcome.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,6 +69,28 @@ class DrawTable:
             has_min_p=any(sampling.min_p > 0.0 for sampling in samplings),
             needs_total=any(sampling.top_p < 1.0 and sampling.top_k <= 0 for sampling in samplings),
         )
+
+    def to(self, device: torch.device) -> DrawTable:
+        """Return the table on a device, without waiting for what runs there."""
+        if device.type == "cpu":
+            return self
+
+        def moved(column: torch.Tensor) -> torch.Tensor:
+            return column.pin_memory().to(device, non_blocking=True)
+
+        return replace(
+            self,
+            temperature=moved(self.temperature),
+            top_k=moved(self.top_k),
+            top_p=moved(self.top_p),
+            min_weight=moved(self.min_weight),
+            keys=moved(self.keys),
+            positions=moved(self.positions),
+        )
+
+    def at(self, positions: torch.Tensor) -> DrawTable:
+        """Return the table for other places in the same sequences."""
+        return replace(self, positions=positions)
 
     @property
     def has_filters(self) -> torch.Tensor:
