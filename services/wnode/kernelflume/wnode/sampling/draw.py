@@ -1,8 +1,8 @@
 """Drawing tokens by temperature, top_k, top_p and min_p, row by row the same on every device.
 
 Probabilities become integers, so that sums do not depend on the order of summing: neither the batch, nor the
-number of threads, nor the device changes a draw. On a GPU ``draw_any``, and ``draw_filtered`` where the head is
-not all of the vocabulary, only enqueue; ``draw`` looks at the outcome.
+number of threads, nor the device changes a draw. On a GPU ``draw_any``, and ``draw_filtered`` where the head
+is not all of the vocabulary, only enqueue; ``draw`` looks at the outcome.
 """
 
 from __future__ import annotations
