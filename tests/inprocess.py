@@ -268,7 +268,7 @@ class LocalWeightNode:
         return [self.recorder.tokens[name] for name in request_ids]
 
     def reference_logits(self, tokens: list[int]) -> torch.Tensor:
-        """Return the logits of every position, [n, vocab], by dense float64 attention over what the pool holds."""
+        """Return every position's logits, [n, vocab], by dense float64 attention over what the pool holds."""
         state = self.decoder.begin(torch.tensor(tokens), torch.arange(len(tokens)))
         mask = causal_mask(len(tokens), len(tokens))
         for layer in range(CONFIG.num_layers):

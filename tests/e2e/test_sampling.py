@@ -142,4 +142,4 @@ async def test_seeds_repeat_in_company_and_bias_decides(stack: Stack) -> None:
         biased = await client.completions.create(
             **asked, logit_bias={"33": 100}, extra_body={"return_token_ids": True, "ignore_eos": True}
         )
-        assert set(biased.choices[0].token_ids) == {33}  # type: ignore[attr-defined]
+        assert set(biased.choices[0].token_ids) == {33}

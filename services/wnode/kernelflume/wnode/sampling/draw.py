@@ -28,6 +28,8 @@ _HEADS = (128, 2048)
 """Likeliest tokens among which top_k and top_p are looked for first, and then, before a row is sorted."""
 _SLICE_ELEMENTS = 1 << 20
 """Logits worked on at once: a few of their temporaries stay in a CPU's cache."""
+_GPU_SLICE_ELEMENTS = 1 << 24
+"""The same on a GPU, where it bounds the temporaries to some hundred MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def draw(logits: torch.Tensor, table: DrawTable) -> torch.Tensor:
     """
     num_rows, vocab = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    share = max(1, _SLICE_ELEMENTS // vocab)
+    share = max(1, (_SLICE_ELEMENTS if logits.is_cpu else _GPU_SLICE_ELEMENTS) // vocab)
     filtered = table.has_filters.tolist()
     for wanted, choose in ((False, draw_any), (True, _draw_filtered)):
         rows = [row for row, has_filters in enumerate(filtered) if has_filters is wanted]
