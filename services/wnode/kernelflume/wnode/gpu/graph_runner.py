@@ -121,7 +121,7 @@ class GraphRunner:
         with torch.cuda.stream(self._exchange.stream):
             return self._run(batch, step)
 
-    def _run(self, batch: StepBatch, step: int) -> list[tuple[Chunk, int]]:
+    def _run(self, batch: StepBatch, step: int) -> tuple[list[Chunk], Sampled]:
         parts = self.steps.split(batch.chunks)
         tail_attends = self.query_first is not QueryFirst.LOCAL
         routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
@@ -148,8 +148,11 @@ class GraphRunner:
         logits = self.steps.replay(parts, self.layout)
         for index, chunks in enumerate(parts):
             lane = self._lanes[index]
-            sequences = [chunk.sequence for chunk in chunks]
-            self._draws[index].enqueue(sequences, logits[index], lane.token_ids, lane.positions)
+            if (
+                not self._exchange.needs_host
+            ):  # a new kernel, or memory, may take the host until the step ends
+                sequences = [chunk.sequence for chunk in chunks]
+                self._draws[index].enqueue(sequences, logits[index], lane.token_ids, lane.positions)
             self._chosen[index].copy_(lane.token_ids, non_blocking=True)
         self._done.record()
         for index, lane_routes in enumerate(routes):
