@@ -41,7 +41,7 @@ class GraphExchange(Protocol):
 
     @property
     def needs_host(self) -> bool:
-        """True when a launched step goes on only by ``turn``, so that nothing may hold the host up meanwhile."""
+        """True when a launched step goes on only by ``turn``: nothing may hold the host up meanwhile."""
         ...
 
     def make_end(self) -> LaneEnd:
