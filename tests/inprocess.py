@@ -19,7 +19,7 @@ from kernelflume.anode.links import prepare_link
 from kernelflume.checkpoint.config import ModelConfig
 from kernelflume.checkpoint.rope import RopeParameters
 from kernelflume.core.handshake import Handshake
-from kernelflume.core.sampling import SamplingParameters
+from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.tensor.reference import causal_mask, dense_attention
 from kernelflume.transport.doorbell import Doorbell
@@ -27,7 +27,7 @@ from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
 from kernelflume.transport.waiter import Waiter, WaitPolicy
 from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
-from kernelflume.wnode.inbox import Inbox, LinkConnected, TableBuilt
+from kernelflume.wnode.inbox import ConstrainedSubmit, Inbox, LinkConnected, TableBuilt
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
 from kernelflume.wnode.link import Link
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelflume.core.geometry import KvGeometry
+    from kernelflume.wnode.grammar.matcher import Matcher
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -153,12 +154,16 @@ class Recorder:
         self.events: list[Any] = []
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.finished: dict[str, Any] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
 
     def send(self, event: Any) -> None:
         self.events.append(event)
         if isinstance(event, StepOutput):
             for output in event.outputs:
                 self.tokens[output.request_id].extend(output.token_ids)
+                self.logprobs[output.request_id].extend(output.logprobs)
+                self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs)
                 if output.finish_reason:
                     self.finished[output.request_id] = output
 
@@ -235,9 +240,12 @@ class LocalWeightNode:
         table = AdoptedTable(self._epoch, active, frozenset((*active, *draining)))
         self.inbox.put(TableBuilt(table))
 
-    def submit(self, request_id: str, prompt: list[int], **sampling: Any) -> None:
+    def submit(
+        self, request_id: str, prompt: list[int], *, matcher: Matcher | None = None, **sampling: Any
+    ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        self.inbox.put(Submit(request_id, prompt, parameters))
+        submit = Submit(request_id, prompt, parameters)
+        self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
 
     def cancel(self, request_id: str) -> None:
         self.inbox.put(Cancel(request_id))
@@ -259,22 +267,26 @@ class LocalWeightNode:
         self.turn_until(lambda: all(name in self.recorder.finished for name in request_ids))
         return [self.recorder.tokens[name] for name in request_ids]
 
+    def reference_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Return every position's logits, [n, vocab], by dense float64 attention over what the pool holds."""
+        state = self.decoder.begin(torch.tensor(tokens), torch.arange(len(tokens)))
+        mask = causal_mask(len(tokens), len(tokens))
+        for layer in range(CONFIG.num_layers):
+            query = self.decoder.project_query(layer, state)
+            key, value = self.decoder.project_kv(layer, state)
+            key, value = (
+                numbers.clamp(-self.largest, self.largest).to(self.kv_dtype).double()
+                for numbers in (key, value)
+            )
+            out = dense_attention(query, key, value, mask=mask).out.float()
+            self.decoder.finish_layer(layer, state, out.reshape(len(tokens), -1))
+        return self.decoder.logits(state)
+
     def reference(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Generate greedily with dense float64 attention over what the pool holds of all tokens."""
+        """Generate greedily, one forward pass a token."""
         tokens = list(prompt)
         for _ in range(num_tokens):
-            state = self.decoder.begin(torch.tensor(tokens), torch.arange(len(tokens)))
-            mask = causal_mask(len(tokens), len(tokens))
-            for layer in range(CONFIG.num_layers):
-                query = self.decoder.project_query(layer, state)
-                key, value = self.decoder.project_kv(layer, state)
-                key, value = (
-                    numbers.clamp(-self.largest, self.largest).to(self.kv_dtype).double()
-                    for numbers in (key, value)
-                )
-                out = dense_attention(query, key, value, mask=mask).out.float()
-                self.decoder.finish_layer(layer, state, out.reshape(len(tokens), -1))
-            tokens.append(int(self.decoder.logits(state, torch.tensor([len(tokens) - 1])).argmax()))
+            tokens.append(int(self.reference_logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
 
     def close(self) -> None:

@@ -59,6 +59,10 @@ async def traced_rig(url: str, tracer: Tracer) -> AsyncIterator[Rig]:
         yield rig
 
 
+async def _no_grammar(grammar: Any) -> bytes:
+    raise NotImplementedError
+
+
 class TracedWeightNode(ScriptedWeightNode):
     """The weight node's own service and request table over an engine that says three tokens."""
 
@@ -67,7 +71,9 @@ class TracedWeightNode(ScriptedWeightNode):
         self._loop = asyncio.get_running_loop()
         self.answers = True
         self.says_more = False
-        self.table = RequestTable(self._engine, max_in_flight=4, max_model_len=256, vocab_size=1000)
+        self.table = RequestTable(
+            self._engine, max_in_flight=4, max_model_len=256, vocab_size=1000, compile_grammar=_no_grammar
+        )
         shell: Any = SimpleNamespace(requests=self.table, report=SimpleNamespace(num_microbatches=2))
         self._service = WeightNodeServicer(shell, tracer)
 

@@ -9,6 +9,7 @@ from tests.wnode_fakes import make_sequence
 
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.wnode.sampler import sample
+from kernelflume.wnode.sequence import Sequence
 
 VOCABULARY = 16
 SMALLEST = 5e-324
@@ -53,12 +54,10 @@ LOGITS = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=VOCABULAR
 def test_a_draw_is_always_a_token(
     sampling: SamplingParameters, logits: list[float], output: list[int], key: int
 ) -> None:
-    sequence = make_sequence(3)
-    sequence.sampling = sampling
-    sequence.random_key = key
-    sequence.output = output
-    sequence.output_counts = {token: output.count(token) for token in output}
-    [token] = sample(torch.tensor([logits]), [sequence], frozenset({2}))
+    sequence = Sequence("r", [1, 2, 3], sampling, random_key=key)
+    for number in output:
+        sequence.append(number)
+    [token] = sample(torch.tensor([logits]), [sequence], frozenset({2})).tokens
     assert 0 <= token < VOCABULARY
 
 
@@ -71,12 +70,11 @@ def test_the_smallest_values_still_choose_by_likelihood(
     temperature: float, penalty: float, banned: int
 ) -> None:
     """Token 7 is far ahead, also of those that a tiny penalty raises beyond all floats."""
-    sequence = make_sequence(3)  # its prompt is 1, 2, 3
-    sequence.sampling = SamplingParameters(
-        temperature=temperature, repetition_penalty=penalty, min_tokens=1, stop_token_ids=(banned,)
+    sequence = make_sequence(  # its prompt is 1, 2, 3
+        3, temperature=temperature, repetition_penalty=penalty, min_tokens=1, stop_token_ids=(banned,)
     )
     logits = torch.linspace(-2.0, -1.0, VOCABULARY)
     logits[7] = 20.0
     logits[3] = 10.0
-    [token] = sample(logits[None].clone(), [sequence], frozenset())
+    [token] = sample(logits[None].clone(), [sequence], frozenset()).tokens
     assert token == (3 if penalty < 1.0 and banned != 3 else 7)

@@ -21,14 +21,14 @@ def completion(**fields: Any) -> CompletionRequest:
 
 def test_null_means_unset_everywhere() -> None:
     nulls = dict.fromkeys(name for name in ChatCompletionRequest.model_fields if name != "messages")
-    assert chat(**nulls, tools=None, logprobs=None) == chat()
+    assert chat(**nulls, tools=None, audio=None) == chat()
     message = {"role": "user", "content": "Hi", "name": None, "tool_calls": None}
     assert chat(messages=[message]) == chat()
 
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
     assert chat(tools=[], tool_choice="none", logprobs=False, logit_bias={}, best_of=1) == chat()
-    assert chat(response_format={"type": "text"}, modalities=["text"], service_tier="auto") == chat()
+    assert chat(modalities=["text"], service_tier="auto") == chat()
     assert completion(suffix="", best_of=1) == completion()
 
 
@@ -38,10 +38,15 @@ def test_values_that_ask_for_nothing_are_accepted() -> None:
         ("tools", [{}]),
         ("tool_choice", "required"),
         ("functions", [{}]),
-        ("logprobs", True),
         ("top_logprobs", 2),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("logit_bias", {"5": 1}),
+        ("logit_bias", {"05": 1}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": "1"}),
+        ("logit_bias", {"5": True}),
+        ("logit_bias", {"9" * 5000: 1}),
+        ("logit_bias", [5]),
+        ("allowed_token_ids", [True]),
         ("audio", {}),
         ("modalities", ["text", "audio"]),
         ("best_of", 2),

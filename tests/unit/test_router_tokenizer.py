@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.router_parts import BOS_ID, TEMPLATE, byte_level_tokenizer, write_model
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders
+from tokenizers.models import BPE
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.router.errors import ContextLengthError
@@ -99,3 +102,22 @@ def test_a_folder_without_a_tokenizer_stops_the_start(tmp_path: Path, executor: 
 def test_the_router_never_loads_torch() -> None:
     code = "import sys, kernelflume.router.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_bytes_of_tokens_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
+    ids = tokenizer._tokenizer.encode("Grüße, 世界 😀", add_special_tokens=False).ids
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "Grüße, 世界 😀"
+    assert tokenizer.token_bytes(BOS_ID)
+    assert tokenizer.token_bytes(10**6) == b""
+
+
+def test_the_bytes_of_a_sentencepiece_vocabulary_have_their_spaces(executor: ThreadPoolExecutor) -> None:
+    vocabulary = {"<unk>": 0, "<0x0A>": 1, "<0xE4>": 2, "\u2581the": 3, "é": 4}
+    fast = FastTokenizer(BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))  # noqa: S106
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer = Tokenizer(fast, executor=executor)
+    assert [tokenizer.token_bytes(number) for number in range(1, 6)] == [
+        b"\n", b"\xe4", b" the", "é".encode(), b"",
+    ]  # fmt: skip

@@ -19,16 +19,14 @@ LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1.0]])
 
 
 def draw(sequence: Sequence, logits: torch.Tensor = LOGITS, eos: frozenset[int] = NO_EOS) -> int:
-    return sample(logits.clone(), [sequence], eos)[0]
+    return sample(logits.clone(), [sequence], eos).tokens[0]
 
 
 def draws(count: int, logits: torch.Tensor = LOGITS, **sampling: Any) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for key in range(count):
-        sequence = make_sequence(1, **({"temperature": 1.0} | sampling))
+    sequences = [make_sequence(1, **({"temperature": 1.0} | sampling)) for _ in range(count)]
+    for key, sequence in enumerate(sequences):
         sequence.random_key = key
-        found[draw(sequence, logits)] += 1
-    return found
+    return Counter(sample(logits.repeat(count, 1), sequences, NO_EOS).tokens)
 
 
 def test_greedy_takes_the_most_likely() -> None:
@@ -68,7 +66,7 @@ def test_same_seed_same_token_whatever_the_batch() -> None:
     alone = [draw(one, torch.randn(1, 100, generator=torch.Generator().manual_seed(1)))]
     logits = torch.randn(1, 100, generator=torch.Generator().manual_seed(1))
     batch = torch.cat([torch.zeros(2, 100), logits])
-    together = sample(batch, [make_sequence(2, temperature=1.0), make_sequence(9), one], NO_EOS)
+    together = sample(batch, [make_sequence(2, temperature=1.0), make_sequence(9), one], NO_EOS).tokens
     assert together[2] == alone[0]
 
 
@@ -77,7 +75,7 @@ def test_draws_differ_by_position() -> None:
     found = set()
     for _ in range(50):
         found.add(draw(sequence))
-        sequence.output.append(0)
+        sequence.append(0)
     assert len(found) > 1
 
 
@@ -90,7 +88,7 @@ def test_negative_seed_works() -> None:
 def test_min_tokens_bans_eos_and_stop_tokens() -> None:
     sequence = make_sequence(1, min_tokens=1, stop_token_ids=(2,))
     assert draw(sequence, eos=frozenset({3})) == 1
-    sequence.output.append(0)
+    sequence.append(0)
     assert draw(sequence, eos=frozenset({3})) == 3
 
 
@@ -104,10 +102,10 @@ def test_repetition_penalty_counts_the_prompt() -> None:
 def test_presence_and_frequency_penalties_count_the_output_alone() -> None:
     sequence = make_sequence(3, presence_penalty=2.0)
     assert draw(sequence) == 3
-    sequence.output_counts = {3: 1}
+    sequence.append(3)
     assert draw(sequence) == 2
     sequence = make_sequence(3, frequency_penalty=0.6)
-    sequence.output_counts = {3: 1}
+    sequence.append(3)
     assert draw(sequence) == 3
-    sequence.output_counts = {3: 2}
+    sequence.append(3)
     assert draw(sequence) == 2

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import InvalidRequestError
 
+if TYPE_CHECKING:
+    from kernelflume.core.grammar import Grammar
+
+MAX_LOGPROBS = 20
+"""Most alternatives whose likelihoods are told for a token; OpenAI's own limit."""
+MAX_LOGIT_BIAS = 100.0
+"""OpenAI's own limit."""
+MAX_BIASED_TOKENS = 1024
+MAX_ALLOWED_TOKENS = 4096
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM: dividing by them is past what float32 holds."""
 
@@ -30,6 +40,17 @@ class SamplingParameters:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), each token once."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these tokens may be chosen; empty allows all."""
+    logprobs: int | None = None
+    """Tell each chosen token's log probability, and those of this many of the most likely tokens; None tells
+    nothing. They are the model's own: before temperature, penalties, bias and grammar."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, the first aside."""
+    grammar: Grammar | None = None
+    """What the text must look like."""
 
     def __post_init__(self) -> None:
         bounds: tuple[tuple[str, float, float, float], ...] = (
@@ -58,6 +79,36 @@ class SamplingParameters:
             raise InvalidRequestError(
                 f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", parameter="min_tokens"
             )
+        self._check_bias()
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise InvalidRequestError(
+                    f"{name} must be between 0 and {MAX_LOGPROBS}, not {count}", parameter=name
+                )
+
+    def _check_bias(self) -> None:
+        for name, count, limit in (
+            ("logit_bias", len(self.logit_bias), MAX_BIASED_TOKENS),
+            ("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKENS),
+        ):
+            if count > limit:
+                raise InvalidRequestError(
+                    f"{name} may have at most {limit} tokens, not {count}", parameter=name
+                )
+        if len(dict(self.logit_bias)) != len(self.logit_bias):
+            raise InvalidRequestError("logit_bias names a token twice", parameter="logit_bias")
+        for token, bias in self.logit_bias:
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                raise InvalidRequestError(
+                    f"logit_bias of token {token} must be between {-MAX_LOGIT_BIAS:g} and "
+                    f"{MAX_LOGIT_BIAS:g}, not {bias}",
+                    parameter="logit_bias",
+                )
+        if self.grammar is not None and self.allowed_token_ids:
+            # Together they may leave no token at all.
+            raise InvalidRequestError(
+                "allowed_token_ids cannot be combined with a grammar", parameter="allowed_token_ids"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -68,6 +119,20 @@ class SamplingParameters:
     def has_penalties(self) -> bool:
         """True when tokens seen before change the distribution."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def has_rules(self) -> bool:
+        """True when more than temperature, filters, ``min_tokens`` and the grammar bears on logits."""
+        return bool(self.has_penalties or self.logit_bias or self.allowed_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model found one token, and which tokens it found likeliest; natural logarithms."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, log probability), the likeliest first; as many as asked for."""
 
 
 class FinishReason(StrEnum):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernelflume.core.errors import InvalidRequestError
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.grammar import Grammar, GrammarKind
 from kernelflume.core.handshake import Handshake
 from kernelflume.core.profile import StepTimes
 from kernelflume.core.regions import DeviceLanes, LanePath, MemoryRegion
-from kernelflume.core.sampling import SamplingParameters
+from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.rpc.v1 import anode_pb2, common_pb2, wnode_pb2
 
 if TYPE_CHECKING:
@@ -120,6 +122,11 @@ def sampling_to_proto(sampling: SamplingParameters) -> wnode_pb2.SamplingParamet
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        logit_bias=dict(sampling.logit_bias),
+        allowed_token_ids=sampling.allowed_token_ids,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        grammar=_grammar_to_proto(sampling.grammar) if sampling.grammar is not None else None,
     )
 
 
@@ -142,7 +149,42 @@ def sampling_from_proto(message: wnode_pb2.SamplingParameters) -> SamplingParame
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> wnode_pb2.TokenLogprobs:
+    """Encode a token's log probabilities."""
+    return wnode_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_token_ids=[token for token, _ in logprobs.top],
+        top_logprobs=[value for _, value in logprobs.top],
+    )
+
+
+def logprobs_from_proto(message: wnode_pb2.TokenLogprobs) -> TokenLogprobs:
+    """Decode a token's log probabilities."""
+    return TokenLogprobs(
+        message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    )
+
+
+def _grammar_to_proto(grammar: Grammar) -> wnode_pb2.Grammar:
+    return wnode_pb2.Grammar(kind=grammar.kind, text=grammar.text)
+
+
+def _grammar_from_proto(message: wnode_pb2.Grammar) -> Grammar:
+    try:
+        kind = GrammarKind(message.kind)
+    except ValueError:
+        raise InvalidRequestError(
+            f"unknown kind of grammar: {message.kind!r}", parameter="structured_outputs"
+        ) from None
+    return Grammar(kind, message.text)
 
 
 def step_times_to_proto(times: StepTimes) -> wnode_pb2.StepTimes:

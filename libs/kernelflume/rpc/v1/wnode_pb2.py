@@ -25,43 +25,51 @@ _sym_db = _symbol_database.Default()
 from kernelflume.rpc.v1 import common_pb2 as kernelflume_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekernelflume/rpc/v1/wnode.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"\x97\x02\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x42\x07\n\x05_seed\"y\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x38\n\x08sampling\x18\x03 \x01(\x0b\x32&.kernelflume.rpc.v1.SamplingParameters\"\x82\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\x10\n\x0eGetLoadRequest\"\x9b\x02\n\x0eWeightNodeLoad\x12\x1c\n\x14num_requests_running\x18\x01 \x01(\r\x12\x1c\n\x14num_requests_waiting\x18\x02 \x01(\r\x12\x17\n\x0fmax_num_waiting\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\x04\x12\x15\n\radopted_epoch\x18\x05 \x01(\x04\x12\x16\n\x0eprepared_nodes\x18\x06 \x03(\t\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x31\n\nstep_times\x18\n \x01(\x0b\x32\x1d.kernelflume.rpc.v1.StepTimesJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\x12seconds_since_stepR\x0b\x66ree_tokens\"\xa0\x01\n\tStepTimes\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x02 \x01(\x01\x12\x1a\n\x12projection_seconds\x18\x03 \x01(\x01\x12\x19\n\x11\x61ttention_seconds\x18\x04 \x01(\x01\x12\x1e\n\x16post_attention_seconds\x18\x05 \x01(\x01\x12\x18\n\x10overhead_seconds\x18\x06 \x01(\x01\"\x11\n\x0fGetModelRequest\"\x7f\n\tModelCard\x12\x30\n\x08geometry\x18\x01 \x01(\x0b\x32\x1e.kernelflume.rpc.v1.KvGeometry\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\"O\n\x16PrepareEndpointRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"H\n\x17PrepareEndpointResponse\x12\x17\n\x0f\x63onnect_seconds\x18\x01 \x01(\x01\x12\x14\n\x0cwarm_seconds\x18\x02 \x01(\x01\">\n\x16ReleaseEndpointRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x19\n\x17ReleaseEndpointResponse\"\x16\n\x14ListSequencesRequest\"N\n\x15ListSequencesResponse\x12\x35\n\tsequences\x18\x01 \x03(\x0b\x32\".kernelflume.rpc.v1.SequenceStatus\"\xae\x01\n\x0eSequenceStatus\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12.\n\x06ranges\x18\x06 \x03(\x0b\x32\x1e.kernelflume.rpc.v1.OwnedRange2\xc3\x04\n\nWeightNode\x12T\n\x08Generate\x12#.kernelflume.rpc.v1.GenerateRequest\x1a!.kernelflume.rpc.v1.GenerateEvent0\x01\x12Q\n\x07GetLoad\x12\".kernelflume.rpc.v1.GetLoadRequest\x1a\".kernelflume.rpc.v1.WeightNodeLoad\x12N\n\x08GetModel\x12#.kernelflume.rpc.v1.GetModelRequest\x1a\x1d.kernelflume.rpc.v1.ModelCard\x12j\n\x0fPrepareEndpoint\x12*.kernelflume.rpc.v1.PrepareEndpointRequest\x1a+.kernelflume.rpc.v1.PrepareEndpointResponse\x12j\n\x0fReleaseEndpoint\x12*.kernelflume.rpc.v1.ReleaseEndpointRequest\x1a+.kernelflume.rpc.v1.ReleaseEndpointResponse\x12\x64\n\rListSequences\x12(.kernelflume.rpc.v1.ListSequencesRequest\x1a).kernelflume.rpc.v1.ListSequencesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekernelflume/rpc/v1/wnode.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"\xb3\x04\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12I\n\nlogit_bias\x18\r \x03(\x0b\x32\x35.kernelflume.rpc.v1.SamplingParameters.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12,\n\x07grammar\x18\x11 \x01(\x0b\x32\x1b.kernelflume.rpc.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"%\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"y\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x38\n\x08sampling\x18\x03 \x01(\x0b\x32&.kernelflume.rpc.v1.SamplingParameters\"\xf3\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08logprobs\x18\x05 \x03(\x0b\x32!.kernelflume.rpc.v1.TokenLogprobs\x12:\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32!.kernelflume.rpc.v1.TokenLogprobsB\x10\n\x0e_stop_token_id\"\x10\n\x0eGetLoadRequest\"\x9b\x02\n\x0eWeightNodeLoad\x12\x1c\n\x14num_requests_running\x18\x01 \x01(\r\x12\x1c\n\x14num_requests_waiting\x18\x02 \x01(\r\x12\x17\n\x0fmax_num_waiting\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\x04\x12\x15\n\radopted_epoch\x18\x05 \x01(\x04\x12\x16\n\x0eprepared_nodes\x18\x06 \x03(\t\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x31\n\nstep_times\x18\n \x01(\x0b\x32\x1d.kernelflume.rpc.v1.StepTimesJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\x12seconds_since_stepR\x0b\x66ree_tokens\"\xa0\x01\n\tStepTimes\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x02 \x01(\x01\x12\x1a\n\x12projection_seconds\x18\x03 \x01(\x01\x12\x19\n\x11\x61ttention_seconds\x18\x04 \x01(\x01\x12\x1e\n\x16post_attention_seconds\x18\x05 \x01(\x01\x12\x18\n\x10overhead_seconds\x18\x06 \x01(\x01\"\x11\n\x0fGetModelRequest\"\x7f\n\tModelCard\x12\x30\n\x08geometry\x18\x01 \x01(\x0b\x32\x1e.kernelflume.rpc.v1.KvGeometry\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\"O\n\x16PrepareEndpointRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"H\n\x17PrepareEndpointResponse\x12\x17\n\x0f\x63onnect_seconds\x18\x01 \x01(\x01\x12\x14\n\x0cwarm_seconds\x18\x02 \x01(\x01\">\n\x16ReleaseEndpointRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x19\n\x17ReleaseEndpointResponse\"\x16\n\x14ListSequencesRequest\"N\n\x15ListSequencesResponse\x12\x35\n\tsequences\x18\x01 \x03(\x0b\x32\".kernelflume.rpc.v1.SequenceStatus\"\xae\x01\n\x0eSequenceStatus\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12.\n\x06ranges\x18\x06 \x03(\x0b\x32\x1e.kernelflume.rpc.v1.OwnedRange2\xc3\x04\n\nWeightNode\x12T\n\x08Generate\x12#.kernelflume.rpc.v1.GenerateRequest\x1a!.kernelflume.rpc.v1.GenerateEvent0\x01\x12Q\n\x07GetLoad\x12\".kernelflume.rpc.v1.GetLoadRequest\x1a\".kernelflume.rpc.v1.WeightNodeLoad\x12N\n\x08GetModel\x12#.kernelflume.rpc.v1.GetModelRequest\x1a\x1d.kernelflume.rpc.v1.ModelCard\x12j\n\x0fPrepareEndpoint\x12*.kernelflume.rpc.v1.PrepareEndpointRequest\x1a+.kernelflume.rpc.v1.PrepareEndpointResponse\x12j\n\x0fReleaseEndpoint\x12*.kernelflume.rpc.v1.ReleaseEndpointRequest\x1a+.kernelflume.rpc.v1.ReleaseEndpointResponse\x12\x64\n\rListSequences\x12(.kernelflume.rpc.v1.ListSequencesRequest\x1a).kernelflume.rpc.v1.ListSequencesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kernelflume.rpc.v1.wnode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMETERS']._serialized_start=88
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=367
-  _globals['_GENERATEREQUEST']._serialized_start=369
-  _globals['_GENERATEREQUEST']._serialized_end=490
-  _globals['_GENERATEEVENT']._serialized_start=493
-  _globals['_GENERATEEVENT']._serialized_end=623
-  _globals['_GETLOADREQUEST']._serialized_start=625
-  _globals['_GETLOADREQUEST']._serialized_end=641
-  _globals['_WEIGHTNODELOAD']._serialized_start=644
-  _globals['_WEIGHTNODELOAD']._serialized_end=927
-  _globals['_STEPTIMES']._serialized_start=930
-  _globals['_STEPTIMES']._serialized_end=1090
-  _globals['_GETMODELREQUEST']._serialized_start=1092
-  _globals['_GETMODELREQUEST']._serialized_end=1109
-  _globals['_MODELCARD']._serialized_start=1111
-  _globals['_MODELCARD']._serialized_end=1238
-  _globals['_PREPAREENDPOINTREQUEST']._serialized_start=1240
-  _globals['_PREPAREENDPOINTREQUEST']._serialized_end=1319
-  _globals['_PREPAREENDPOINTRESPONSE']._serialized_start=1321
-  _globals['_PREPAREENDPOINTRESPONSE']._serialized_end=1393
-  _globals['_RELEASEENDPOINTREQUEST']._serialized_start=1395
-  _globals['_RELEASEENDPOINTREQUEST']._serialized_end=1457
-  _globals['_RELEASEENDPOINTRESPONSE']._serialized_start=1459
-  _globals['_RELEASEENDPOINTRESPONSE']._serialized_end=1484
-  _globals['_LISTSEQUENCESREQUEST']._serialized_start=1486
-  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1508
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1510
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1588
-  _globals['_SEQUENCESTATUS']._serialized_start=1591
-  _globals['_SEQUENCESTATUS']._serialized_end=1765
-  _globals['_WEIGHTNODE']._serialized_start=1768
-  _globals['_WEIGHTNODE']._serialized_end=2347
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=651
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=561
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=609
+  _globals['_GRAMMAR']._serialized_start=653
+  _globals['_GRAMMAR']._serialized_end=690
+  _globals['_TOKENLOGPROBS']._serialized_start=692
+  _globals['_TOKENLOGPROBS']._serialized_end=769
+  _globals['_GENERATEREQUEST']._serialized_start=771
+  _globals['_GENERATEREQUEST']._serialized_end=892
+  _globals['_GENERATEEVENT']._serialized_start=895
+  _globals['_GENERATEEVENT']._serialized_end=1138
+  _globals['_GETLOADREQUEST']._serialized_start=1140
+  _globals['_GETLOADREQUEST']._serialized_end=1156
+  _globals['_WEIGHTNODELOAD']._serialized_start=1159
+  _globals['_WEIGHTNODELOAD']._serialized_end=1442
+  _globals['_STEPTIMES']._serialized_start=1445
+  _globals['_STEPTIMES']._serialized_end=1605
+  _globals['_GETMODELREQUEST']._serialized_start=1607
+  _globals['_GETMODELREQUEST']._serialized_end=1624
+  _globals['_MODELCARD']._serialized_start=1626
+  _globals['_MODELCARD']._serialized_end=1753
+  _globals['_PREPAREENDPOINTREQUEST']._serialized_start=1755
+  _globals['_PREPAREENDPOINTREQUEST']._serialized_end=1834
+  _globals['_PREPAREENDPOINTRESPONSE']._serialized_start=1836
+  _globals['_PREPAREENDPOINTRESPONSE']._serialized_end=1908
+  _globals['_RELEASEENDPOINTREQUEST']._serialized_start=1910
+  _globals['_RELEASEENDPOINTREQUEST']._serialized_end=1972
+  _globals['_RELEASEENDPOINTRESPONSE']._serialized_start=1974
+  _globals['_RELEASEENDPOINTRESPONSE']._serialized_end=1999
+  _globals['_LISTSEQUENCESREQUEST']._serialized_start=2001
+  _globals['_LISTSEQUENCESREQUEST']._serialized_end=2023
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=2025
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=2103
+  _globals['_SEQUENCESTATUS']._serialized_start=2106
+  _globals['_SEQUENCESTATUS']._serialized_end=2280
+  _globals['_WEIGHTNODE']._serialized_start=2283
+  _globals['_WEIGHTNODE']._serialized_end=2862
 # @@protoc_insertion_point(module_scope)

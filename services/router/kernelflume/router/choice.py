@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernelflume.core.sampling import FinishReason
@@ -11,6 +11,7 @@ from kernelflume.router.stopping import StopMatcher
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.router.detokenizer import Detokenizer
     from kernelflume.router.generation import Batch
 
@@ -25,6 +26,10 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The request's stop string or stop token that ended the choice; None for the model's own eos."""
+    logprobs: Sequence[TokenLogprobs] = ()
+    """Where asked for: of each of ``token_ids``, but for an eos or stop token at their end."""
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """Where asked for: of the prompt's tokens but the first, with the first delta."""
 
 
 class ChoiceText:
@@ -38,6 +43,7 @@ class ChoiceText:
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
         include_stop: bool = False,
+        prompt_only: bool = False,
     ) -> None:
         """Begin a choice.
 
@@ -47,6 +53,7 @@ class ChoiceText:
             stop_token_ids: tokens that the request wants to end the choice, besides the model's own eos.
             min_tokens: a stop string within these first tokens does not count.
             include_stop: show the stop string or stop token that ended the choice.
+            prompt_only: drop what is generated, for nothing was asked for.
         """
         self._detokenizer = detokenizer
         self._has_stops = bool(stops)
@@ -54,11 +61,24 @@ class ChoiceText:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._min_tokens = min_tokens
         self._include_stop = include_stop
+        self._prompt_only = prompt_only
         self.num_tokens = 0
         """Tokens sampled for this choice so far, with the one that ended it."""
 
     def add(self, batch: Batch) -> Delta:
         """Take in the next tokens. After a delta with a finish reason nothing more may be added."""
+        if self._prompt_only:
+            return Delta("", (), FinishReason.LENGTH, prompt_logprobs=batch.prompt_logprobs)
+        delta = self._add(batch)
+        if not batch.logprobs and not batch.prompt_logprobs:
+            return delta
+        return replace(
+            delta,
+            logprobs=batch.logprobs[: len(delta.token_ids)],
+            prompt_logprobs=batch.prompt_logprobs,
+        )
+
+    def _add(self, batch: Batch) -> Delta:
         if not self._has_stops:
             self.num_tokens += len(batch.token_ids)
             text = self._detokenizer.feed(batch.token_ids)

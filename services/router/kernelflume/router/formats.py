@@ -6,11 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kernelflume.router.logprobs import chat_logprobs, completion_logprobs
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.router.choice import Delta
     from kernelflume.router.completion import Usage
+    from kernelflume.router.logprobs import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,10 @@ class FinishedChoice:
     token_ids: Sequence[int]
     finish_reason: str
     stop_reason: str | int | None
+    logprobs: Sequence[TokenLogprobs] = ()
+    """Of the tokens, but for an eos or stop token at their end, where asked for."""
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """Of the prompt's tokens but the first, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,8 @@ class AnswerHead:
     with_token_ids: bool
     with_usage: bool
     """A stream ends with its usage."""
+    token_bytes: TokenBytes | None = None
+    """What tokens stand for, where log probabilities were asked for."""
 
 
 class AnswerFormat(Protocol):
@@ -74,13 +84,14 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _ending(delta: Delta, *, with_token_ids: bool) -> str:
-    """Return the end of a choice in a chunk: why it ended, and its tokens."""
+def _ending(delta: Delta, *, logprobs: dict[str, Any] | None, with_token_ids: bool) -> str:
+    """Return the end of a choice in a chunk: how likely its tokens were, why it ended, and its tokens."""
+    likely = "null" if logprobs is None else json.dumps(logprobs, ensure_ascii=False)
     if delta.finish_reason is None:
-        text = ',"logprobs":null,"finish_reason":null'
+        text = f',"logprobs":{likely},"finish_reason":null'
     else:
         text = (
-            f',"logprobs":null,"finish_reason":"{delta.finish_reason}"'
+            f',"logprobs":{likely},"finish_reason":"{delta.finish_reason}"'
             f',"stop_reason":{json.dumps(delta.stop_reason, ensure_ascii=False)}'
         )
     return f'{text},"token_ids":{json.dumps(list(delta.token_ids))}' if with_token_ids else text
@@ -127,7 +138,7 @@ class _Format:
     def _shows(self, delta: Delta) -> bool:
         """Tell whether a delta is worth a chunk."""
         has_ids = self._head.with_token_ids and bool(delta.token_ids)
-        return bool(delta.text) or delta.finish_reason is not None or has_ids
+        return bool(delta.text or delta.logprobs) or delta.finish_reason is not None or has_ids
 
 
 class ChatFormat(_Format):
@@ -151,7 +162,7 @@ class ChatFormat(_Format):
         if not self._shows(delta):
             return None
         content = f'"content":{_text(delta.text)}' if delta.text else ""
-        ending = _ending(delta, with_token_ids=self._head.with_token_ids)
+        ending = _ending(delta, logprobs=self._logprobs(delta), with_token_ids=self._head.with_token_ids)
         return f'{self._begin}{{"index":{index},"delta":{{{content}}}{ending}}}{self._end}'
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> dict[str, Any]:
@@ -160,7 +171,10 @@ class ChatFormat(_Format):
             usage,
             [
                 self._choice(index, choice)
-                | {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+                | {
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": self._logprobs(choice),
+                }
                 for index, choice in enumerate(choices)
             ],
         )
@@ -168,12 +182,22 @@ class ChatFormat(_Format):
             answer["prompt_token_ids"] = list(self._head.prompts[0])
         return answer
 
+    def _logprobs(self, part: Delta | FinishedChoice) -> dict[str, Any] | None:
+        if self._head.token_bytes is None:
+            return None
+        # An eos or stop token that ended the choice has none.
+        return chat_logprobs(part.token_ids[: len(part.logprobs)], part.logprobs, self._head.token_bytes)
+
 
 class CompletionFormat(_Format):
     """Answers of /v1/completions."""
 
     chunk_object = "text_completion"
     whole_object = "text_completion"
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__(head)
+        self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> str | None:  # noqa: ARG002 - completions have no such chunk
         """Return None: a completion begins with its text."""
@@ -183,6 +207,7 @@ class CompletionFormat(_Format):
         """Return the JSON of a chunk, or None if the delta has nothing to show."""
         text = delta.text
         extra = ""
+        is_first = index in self._unopened
         if index in self._unopened:
             echo = self._head.echoes[index // self._head.choices_per_prompt]
             if not echo and not self._shows(delta):
@@ -193,7 +218,8 @@ class CompletionFormat(_Format):
                 extra = f',"prompt_token_ids":{json.dumps(list(self._prompt(index)))}'
         elif not self._shows(delta):
             return None
-        ending = _ending(delta, with_token_ids=self._head.with_token_ids)
+        logprobs = self._logprobs(index, delta, is_first=is_first)
+        ending = _ending(delta, logprobs=logprobs, with_token_ids=self._head.with_token_ids)
         return f'{self._begin}{{"index":{index},"text":{_text(text)}{ending}{extra}}}{self._end}'
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> dict[str, Any]:
@@ -201,11 +227,28 @@ class CompletionFormat(_Format):
         parts: list[dict[str, Any]] = []
         for index, choice in enumerate(choices):
             echo = self._head.echoes[index // self._head.choices_per_prompt]
-            part = self._choice(index, choice) | {"text": echo + choice.text}
+            part = self._choice(index, choice) | {
+                "text": echo + choice.text,
+                "logprobs": self._logprobs(index, choice, is_first=True),
+            }
             if self._head.with_token_ids:
                 part["prompt_token_ids"] = list(self._prompt(index))
             parts.append(part)
         return self._frame(usage, parts)
+
+    def _logprobs(self, index: int, part: Delta | FinishedChoice, *, is_first: bool) -> dict[str, Any] | None:
+        """Return the ``logprobs`` of a part of a choice; with an echo the first begins with the prompt's."""
+        if self._head.token_bytes is None:
+            return None
+        token_ids = list(part.token_ids[: len(part.logprobs)])
+        logprobs: list[TokenLogprobs | None] = list(part.logprobs)
+        if is_first and self._head.echoes[index // self._head.choices_per_prompt]:
+            token_ids = [*self._prompt(index), *token_ids]
+            logprobs = [None, *part.prompt_logprobs, *logprobs]
+        offset = self._offsets.get(index, 0)
+        found = completion_logprobs(token_ids, logprobs, self._head.token_bytes, offset=offset)
+        self._offsets[index] = offset + sum(map(len, found["tokens"]))
+        return found
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self._head.prompts[index // self._head.choices_per_prompt]

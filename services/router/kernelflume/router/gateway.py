@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.router.admission import Admission, Slot
     from kernelflume.router.dispatch import Dispatcher
     from kernelflume.router.formats import AnswerFormat
@@ -105,7 +106,7 @@ class Gateway:
             order = await read(raw)
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
             trace.ordered(order, answer_id)
-            answer_format = new_format(_head(answer_id, order))
+            answer_format = new_format(self._head(answer_id, order))
             completion = self._new_completion(order, answer_id, arrived_at, trace)
             slot.work = completion
             if order.body.stream:
@@ -121,6 +122,19 @@ class Gateway:
         finally:
             if not handed_over:
                 slot.release()
+
+    def _head(self, answer_id: str, order: Order[Any]) -> AnswerHead:
+        return AnswerHead(
+            answer_id=answer_id,
+            created=int(time.time()),
+            model=order.model,
+            prompts=order.prompts,
+            choices_per_prompt=order.body.n,
+            echoes=order.echoes,
+            with_token_ids=order.body.return_token_ids,
+            with_usage=order.body.include_usage,
+            token_bytes=None if order.body.num_logprobs is None else self._tokenizer.token_bytes,
+        )
 
     def _new_completion(
         self, order: Order[Any], answer_id: str, arrived_at: float, trace: RequestTrace
@@ -138,6 +152,7 @@ class Gateway:
                 stop_token_ids=body.stop_token_ids,
                 min_tokens=body.min_tokens,
                 include_stop=body.include_stop_str_in_output,
+                prompt_only=body.prompt_only,
             )
             for _ in jobs
         ]
@@ -195,33 +210,24 @@ class Gateway:
         )
 
 
-def _head(answer_id: str, order: Order[Any]) -> AnswerHead:
-    return AnswerHead(
-        answer_id=answer_id,
-        created=int(time.time()),
-        model=order.model,
-        prompts=order.prompts,
-        choices_per_prompt=order.body.n,
-        echoes=order.echoes,
-        with_token_ids=order.body.return_token_ids,
-        with_usage=order.body.include_usage,
-    )
-
-
 async def _collect(completion: Completion) -> list[FinishedChoice]:
     await completion.start()
     texts: list[list[str]] = [[] for _ in range(completion.num_choices)]
     token_ids: list[list[int]] = [[] for _ in range(completion.num_choices)]
+    logprobs: list[list[TokenLogprobs]] = [[] for _ in range(completion.num_choices)]
+    prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in range(completion.num_choices)]
     ends: list[tuple[str, str | int | None]] = [("", None)] * completion.num_choices
     async for news in completion.deltas():
         for index, delta in news:
             texts[index].append(delta.text)
             token_ids[index] += delta.token_ids
+            logprobs[index] += delta.logprobs
+            prompt_logprobs[index] += delta.prompt_logprobs
             if delta.finish_reason is not None:
                 ends[index] = (delta.finish_reason, delta.stop_reason)
     return [
-        FinishedChoice("".join(text), ids, *end)
-        for text, ids, end in zip(texts, token_ids, ends, strict=True)
+        FinishedChoice("".join(texts[index]), token_ids[index], *end, logprobs[index], prompt_logprobs[index])
+        for index, end in enumerate(ends)
     ]
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
+from kernelflume.rpc.codec import logprobs_from_proto
 from kernelflume.rpc.status import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.rpc.v1 import wnode_pb2
     from kernelflume.runtime.clock import Clock
 
@@ -33,6 +35,10 @@ class Batch:
     finish_reason: FinishReason | None
     stop_token_id: int | None
     """The eos or stop token that ended the choice; not among ``token_ids``."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of each of ``token_ids``, where the request asked for it."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens but the first; in the first batch, where the request asked for it."""
 
 
 class GenerationObserver(Protocol):
@@ -82,6 +88,8 @@ class Generation:
         self._observer = observer
         self._started = asyncio.Event()
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._finish_reason: FinishReason | None = None
         self._stop_token_id: int | None = None
         self._error: KernelFlumeError | None = None
@@ -113,8 +121,15 @@ class Generation:
             KernelFlumeError: the call failed, and all that came before was taken.
         """
         if self._token_ids or self._finish_reason is not None:
-            batch = Batch(self._token_ids, self._finish_reason, self._stop_token_id)
+            batch = Batch(
+                self._token_ids,
+                self._finish_reason,
+                self._stop_token_id,
+                self._logprobs,
+                self._prompt_logprobs,
+            )
             self._token_ids, self._finish_reason = [], None
+            self._logprobs, self._prompt_logprobs = [], []
             return batch
         if self._error is not None:
             raise self._error
@@ -140,7 +155,11 @@ class Generation:
             async for event in self._call:
                 now = self._clock.now()
                 num_tokens = len(event.token_ids) + event.HasField("stop_token_id")
+                self._prompt_logprobs += map(logprobs_from_proto, event.prompt_logprobs)
+                if not num_tokens and not event.finish_reason:
+                    continue  # it came before the first token
                 self._token_ids += event.token_ids
+                self._logprobs += map(logprobs_from_proto, event.logprobs)
                 if not self._was_started:
                     self._was_started = True
                     self.num_cached_tokens = event.num_cached_tokens

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.router.errors import ContextLengthError
+from kernelflume.router.structured import grammar_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +104,12 @@ def sampling_of(
     Raises:
         InvalidRequestError: a value is out of range.
     """
-    check_token_ids(body.stop_token_ids, vocab_size=vocab_size, parameter="stop_token_ids")
+    for name, token_ids in (
+        ("stop_token_ids", body.stop_token_ids),
+        ("allowed_token_ids", body.allowed_token_ids),
+        ("logit_bias", tuple(token_id for token_id, _ in body.logit_bias)),
+    ):
+        check_token_ids(token_ids, vocab_size=vocab_size, parameter=name)
     top_k = defaults.top_k if body.top_k is None else body.top_k
     return SamplingParameters(
         temperature=defaults.temperature if body.temperature is None else body.temperature,
@@ -117,10 +123,16 @@ def sampling_of(
         repetition_penalty=(
             defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
         ),
-        max_tokens=max_tokens,
+        # A weight node generates at least one token; where only the prompt is wanted, it is dropped.
+        max_tokens=1 if body.prompt_only else max_tokens,
         min_tokens=body.min_tokens,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
+        logit_bias=body.logit_bias,
+        allowed_token_ids=body.allowed_token_ids,
+        logprobs=body.num_logprobs,
+        prompt_logprobs=body.num_prompt_logprobs,
+        grammar=grammar_of(body),
     )
 
 

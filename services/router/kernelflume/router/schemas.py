@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from kernelflume.core.errors import InvalidRequestError
+from kernelflume.core.sampling import MAX_LOGPROBS
 from kernelflume.router import unsupported
 from kernelflume.router.stopping import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from kernelflume.router.structured import ResponseFormat, StructuredOutputs  # noqa: TC001 - pydantic reads them
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,6 +114,17 @@ class GenerationBody(_Strict):
     """Token ids that end a choice: at most 128."""
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token id -> what is added to its logit, -100 to 100."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these tokens may be chosen; empty allows all."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    """Older name of structured_outputs.json, as the next three of its other fields."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -144,6 +157,23 @@ class GenerationBody(_Strict):
             raise _refusal(f"each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters")
         return tuple(stops)
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _read_logit_bias(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not all(_is_number(bias) for bias in value.values()):
+            raise _refusal("logit_bias must be an object of numbers by token id")
+        # As the id is written, so that no two keys name one token.
+        if not all(key.isascii() and key.isdigit() and str(int(key[:10])) == key for key in value):
+            raise _refusal("the keys of logit_bias must be token ids")
+        return tuple((int(key), float(bias)) for key, bias in value.items())
+
+    @field_validator("allowed_token_ids", mode="before")
+    @classmethod
+    def _read_allowed_token_ids(cls, value: Any) -> Any:
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise _refusal("allowed_token_ids must be a list of integers")
+        return tuple(value)
+
     @field_validator("stop_token_ids", mode="before")
     @classmethod
     def _read_stop_token_ids(cls, value: Any) -> Any:
@@ -163,6 +193,21 @@ class GenerationBody(_Strict):
     def wanted_tokens(self) -> int | None:
         """Most tokens a choice may have, if the request says so."""
         return self.max_tokens
+
+    @property
+    def prompt_only(self) -> bool:
+        """True when nothing is to be generated: the prompt comes back, mostly for its log probabilities."""
+        return False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to tell the likelihood of beside each token's own; None: tell nothing."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return None
 
     @property
     def include_usage(self) -> bool:
@@ -186,10 +231,26 @@ class ChatCompletionRequest(GenerationBody):
     """Add bos and the like around the rendered conversation; templates mostly have them."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further variables for the chat template."""
+    logprobs: bool = False
+    """Tell the log probability of each token of the text, by the model alone: without temperature, bias and
+    the like."""
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
+    """Tell that of so many of the likeliest tokens as well; needs logprobs."""
     safety_identifier: str | None = None
     """A label of the caller's own; not used."""
     prompt_cache_key: str | None = None
     """A label of the caller's own; not used."""
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to tell the likelihood of beside each token's own; None: tell nothing."""
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _check_top_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise _refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
+        return self
 
     @model_validator(mode="after")
     def _check_continuation(self) -> Self:
@@ -218,9 +279,27 @@ class CompletionRequest(GenerationBody):
     prompt: tuple[Prompt, ...]
     """Text, token ids, or a list of either; choice i of prompt p has index p * n + i."""
     echo: bool = False
-    """Begin each choice's text with its prompt's."""
+    """Begin each choice's text with its prompt's. With logprobs, those of the prompt come too."""
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """Tell the log probability of each token, and of so many of the likeliest, by the model alone: without
+    temperature, bias and the like."""
     add_special_tokens: bool = True
     """Add what the model wants around a text, such as bos."""
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to tell the likelihood of beside each token's own; None: tell nothing."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def prompt_only(self) -> bool:
+        """True when nothing is to be generated: the prompt comes back, mostly for its log probabilities."""
+        return self.echo and self.max_tokens == 0
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -258,6 +337,10 @@ def _read_token_ids(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         return tuple(value)
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text_of_part(part: Any) -> str:

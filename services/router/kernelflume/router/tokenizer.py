@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,6 +48,9 @@ _TEMPLATE_FAILURES = (
     ValueError,
 )
 _NUM_BYTES = 256
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_SPACE_MARK = "\u2581"
+"""What SentencePiece writes for a space."""
 
 T = TypeVar("T")
 
@@ -180,6 +184,18 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for, special tokens included; none for an id without text."""
+        if self._byte_tables is not None:
+            table = self._byte_tables[False]
+            return table[token_id] if token_id < len(table) else b""
+        token = self._tokens[token_id] if token_id < len(self._tokens) else None
+        if token is None:
+            return b""
+        if _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(token[3:5])
+        return token.replace(_SPACE_MARK, " ").encode()
 
     def new_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """Return a detokenizer for one choice."""

@@ -11,26 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "bad_words": ([],),
     "beam_width": (),
     "best_of": (1,),
     "cache_salt": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
     "priority": (0,),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -41,7 +33,6 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
     "moderation": (),
@@ -52,12 +43,10 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 _COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {
-    "logprobs": (),
     "prompt_embeds": (),
     "suffix": ("",),
 }

@@ -23,6 +23,7 @@ from kernelflume.runtime.settings import load_or_exit
 from kernelflume.runtime.tracing import NO_TRACER, TRACES_GRACE_S, open_tracer
 from kernelflume.store.redis import RedisStore
 from kernelflume.wnode.engine_client import EngineClient
+from kernelflume.wnode.grammar.compiler import GrammarCompiler
 from kernelflume.wnode.messages import EngineArguments
 from kernelflume.wnode.metrics import WeightNodeMetrics
 from kernelflume.wnode.servicer import WeightNodeServicer
@@ -66,6 +67,12 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
             parent_pid=os.getpid(),
         )
     )
+    grammars = GrammarCompiler(
+        checkpoint.path,
+        vocab_size=checkpoint.config.vocab_size,
+        eos_token_ids=checkpoint.config.eos_token_ids,
+        timeout_s=settings.grammar_timeout_s,
+    )
     store = RedisStore(settings.redis_url, cluster=settings.cluster)
     shell = Shell(
         settings=settings,
@@ -77,6 +84,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         store=store,
         metrics=WeightNodeMetrics(registry),
         channels=Channels(tls=tls, traced=tracer is not NO_TRACER),
+        grammars=grammars,
     )
     server = Server(settings.address, [_SERVICE_NAME], tls=tls, tracer=tracer)
     wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell, tracer), server.grpc_server)
@@ -97,6 +105,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
             raise UnavailableError(engine.failure)
     finally:
         await server.stop(_STOP_GRACE_S)
+        await grammars.close()
         await engine.stop()
         await store.close()
         await asyncio.to_thread(tracer.close, TRACES_GRACE_S)

@@ -81,6 +81,22 @@ class StepBatch:
             [np.arange(chunk.start, chunk.start + chunk.num_rows, dtype=np.int64) for chunk in self.chunks]
         )
 
+    def prompt_rows(self) -> list[tuple[Chunk, list[int]]]:
+        """Return the rows that tell how likely the next token of a prompt was, by chunk, where wanted."""
+        found: list[tuple[Chunk, list[int]]] = []
+        end = 0
+        for chunk in self.chunks:
+            begin, end = end, end + chunk.num_rows
+            sequence = chunk.sequence
+            if not sequence.wants_prompt_logprobs:
+                continue
+            # Rows from before a restart were told already; the prompt's last row is about the first output.
+            first = max(chunk.start, len(sequence.prompt_logprobs))
+            last = min(chunk.start + chunk.num_rows, len(sequence.prompt) - 1)
+            if first < last:
+                found.append((chunk, list(range(begin + first - chunk.start, begin + last - chunk.start))))
+        return found
+
     def sampling_rows(self) -> tuple[list[int], list[Chunk]]:
         """Return the rows whose logits are needed and their chunks."""
         rows: list[int] = []

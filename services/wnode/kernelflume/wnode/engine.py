@@ -18,7 +18,7 @@ from kernelflume.core.sampling import FinishReason
 from kernelflume.tensor.kv_format import round_to_format
 from kernelflume.wnode.attention import SelfAttention
 from kernelflume.wnode.exchange import StepExchange
-from kernelflume.wnode.inbox import LinkConnected, TableBuilt
+from kernelflume.wnode.inbox import ConstrainedSubmit, LinkConnected, TableBuilt
 from kernelflume.wnode.messages import (
     Adopted,
     Cancel,
@@ -33,27 +33,31 @@ from kernelflume.wnode.messages import (
     Submit,
     TokenOutput,
 )
-from kernelflume.wnode.sampler import sample
+from kernelflume.wnode.sampler import Sampled, sample
+from kernelflume.wnode.sampling.logprobs import RawLogprobs
 from kernelflume.wnode.sequence import Sequence
 from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
     from kernelflume.core.profile import StepTimes
-    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.runtime.clock import Clock
     from kernelflume.wnode.batch import Chunk, StepBatch
     from kernelflume.wnode.gpu.graph_runner import GraphRunner
+    from kernelflume.wnode.grammar.matcher import Matcher
     from kernelflume.wnode.inbox import Inbox, InboxItem
     from kernelflume.wnode.kernel_threads import KernelThreads
     from kernelflume.wnode.ledger import Ledger
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
-    from kernelflume.wnode.model.decoder import Decoder
+    from kernelflume.wnode.model.decoder import Decoder, StepState
     from kernelflume.wnode.reporter import Reporter
     from kernelflume.wnode.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_PROMPT_ROWS_AT_ONCE = 64
+"""Rows of a prompt whose logits are computed together; at 128k tokens each they take 32 MiB."""
 _IDLE_WAIT_S = 0.02
 """Longest time between two looks at the inbox while nothing runs; the doorbell ends it early."""
 
@@ -126,7 +130,9 @@ class Engine:
     def _handle(self, item: InboxItem) -> None:
         match item:
             case Submit():
-                self._submit(item.request_id, item.prompt, item.sampling)
+                self._submit(item)
+            case ConstrainedSubmit():
+                self._submit(item.submit, item.matcher)
             case Cancel():
                 sequence = self._scheduler.find(item.request_id)
                 if sequence is not None:
@@ -146,10 +152,13 @@ class Engine:
             case TableBuilt():
                 self._adopt(item)
 
-    def _submit(self, request_id: str, prompt: list[int], sampling: SamplingParameters) -> None:
+    def _submit(self, item: Submit, matcher: Matcher | None = None) -> None:
         self._num_requests += 1
-        key = sampling.seed if sampling.seed is not None else (self._seed << 32) + self._num_requests
-        self._scheduler.submit(Sequence(request_id, prompt, sampling, key, self._clock.now()))
+        seed = item.sampling.seed
+        key = seed if seed is not None else (self._seed << 32) + self._num_requests
+        self._scheduler.submit(
+            Sequence(item.request_id, item.prompt, item.sampling, key, self._clock.now(), matcher=matcher)
+        )
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -224,23 +233,23 @@ class Engine:
         try:
             if by_graph:
                 assert self._graph_runner is not None  # noqa: S101 - just looked
-                tokens = self._graph_runner.run(batch, self._num_steps)
+                chunks, sampled = self._graph_runner.run(batch, self._num_steps)
             else:
-                tokens, lost = self._compute(batch)
+                chunks, sampled, lost = self._compute(batch)
         except PeerLostError as error:
             # Nothing was stored for this step: the sequences that do not need the node just run it again.
             self._lose(error)
             return
         if self._graph_runner is not None:
             self._reporter.num_graph_captures = self._graph_runner.steps.num_captures
-        self._commit(batch, tokens, started)
+        self._commit(batch, chunks, sampled, started)
         for loss in lost:
             self._lose(loss)
         self._reporter.report_step(
             self._scheduler,
             self._ledger,
             num_rows=batch.num_rows,
-            num_tokens=len(tokens),
+            num_tokens=len(chunks),
             seconds=self._clock.now() - started,
             waited_s=self._links.waited_s,
             times=self._times(batch, by_graph=by_graph),
@@ -256,8 +265,8 @@ class Engine:
             return self._step_clock.end(rows=batch.num_rows, num_layers=num_layers)
         return self._step_clock.end_graph(self._graph_runner.steps.stages, rows=batch.num_rows)
 
-    def _compute(self, batch: StepBatch) -> tuple[list[tuple[Chunk, int]], list[PeerLostError]]:
-        """Run all layers; return each sampled chunk with its token, and the nodes lost while storing."""
+    def _compute(self, batch: StepBatch) -> tuple[list[Chunk], Sampled, list[PeerLostError]]:
+        """Run all layers; return the chunks that end in a new token, these, and nodes lost while storing."""
         decoder, config, clock = self._decoder, self._decoder.config, self._step_clock
         device = decoder.device
         exchange = StepExchange(batch, self._links, self._num_steps, device)
@@ -296,15 +305,28 @@ class Engine:
             clock.end_layers(waited_s=self._links.waited_s)
             lost = exchange.dispatch_kv(keys_values)
             rows, chunks = batch.sampling_rows()
+            self._tell_prompts(batch, state)
             if not rows:
-                return [], lost
+                return [], Sampled([]), lost
             logits = decoder.logits(
                 state, torch.tensor(rows, device=device) if len(rows) < num_rows else None
             )
-            tokens = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
-        return list(zip(chunks, tokens, strict=True)), lost
+            sampled = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
+        return chunks, sampled, lost
 
-    def _commit(self, batch: StepBatch, tokens: list[tuple[Chunk, int]], started_at_s: float) -> None:
+    def _tell_prompts(self, batch: StepBatch, state: StepState) -> None:
+        """Note how likely prompt tokens were, for the requests that asked; a few rows' logits at a time."""
+        for chunk, rows in batch.prompt_rows():
+            sequence = chunk.sequence
+            num_top = sequence.sampling.prompt_logprobs or 0
+            for first in range(0, len(rows), _PROMPT_ROWS_AT_ONCE):
+                part = rows[first : first + _PROMPT_ROWS_AT_ONCE]
+                logits = self._decoder.logits(state, torch.tensor(part, device=self._decoder.device))
+                told = len(sequence.prompt_logprobs) + 1
+                tokens = sequence.prompt[told : told + len(part)]
+                sequence.prompt_logprobs += RawLogprobs(logits, [num_top] * len(part)).of(tokens)
+
+    def _commit(self, batch: StepBatch, chunks: list[Chunk], sampled: Sampled, started_at_s: float) -> None:
         changed: dict[int, Sequence] = {}
         for chunk in batch.chunks:
             sequence = chunk.sequence
@@ -317,8 +339,8 @@ class Engine:
             self._reporter.send(RoutesChanged({key: s.route for key, s in changed.items()}, ()))
         outputs: list[TokenOutput] = []
         ended: list[Sequence] = []
-        for chunk, token in tokens:
-            output = self._take_token(chunk.sequence, token)
+        for row, (chunk, token) in enumerate(zip(chunks, sampled.tokens, strict=True)):
+            output = self._take_token(chunk.sequence, token, sampled.logprobs.get(row))
             outputs.append(output)
             if output.finish_reason:
                 ended.append(chunk.sequence)
@@ -326,18 +348,35 @@ class Engine:
         for sequence in ended:
             self._end(sequence)
 
-    def _take_token(self, sequence: Sequence, token: int) -> TokenOutput:
+    def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         sampling = sequence.sampling
         queue_s = None if sequence.output else sequence.queue_s
-        is_eos = token in self._eos_token_ids and not sampling.ignore_eos
+        prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
+        is_eos = token in self._eos_token_ids and (not sampling.ignore_eos or sequence.matcher is not None)
         if is_eos or token in sampling.stop_token_ids:
-            return TokenOutput(sequence.request_id, (), FinishReason.STOP, token, queue_s=queue_s)
-        sequence.output.append(token)
-        if sampling.has_penalties:
-            sequence.output_counts[token] = sequence.output_counts.get(token, 0) + 1
+            return TokenOutput(
+                sequence.request_id,
+                (),
+                FinishReason.STOP,
+                token,
+                queue_s=queue_s,
+                prompt_logprobs=prompt_logprobs,
+            )
+        if sequence.matcher is not None and not sequence.matcher.accept(token):
+            return TokenOutput(
+                sequence.request_id, (), FinishReason.ABORT, error=sequence.matcher.failure, invalid=True
+            )
+        sequence.append(token)
         is_full = len(sequence.output) >= sampling.max_tokens or sequence.num_tokens >= self._max_model_len
         reason = FinishReason.LENGTH if is_full else ""
-        return TokenOutput(sequence.request_id, (token,), reason, queue_s=queue_s)
+        return TokenOutput(
+            sequence.request_id,
+            (token,),
+            reason,
+            queue_s=queue_s,
+            logprobs=() if logprobs is None else (logprobs,),
+            prompt_logprobs=prompt_logprobs,
+        )
 
     # --- ends ----------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from kernelflume.transport.waiter import Waiter, WaitPolicy
 from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
 from kernelflume.wnode.gpu.opener import make_graph_runner
+from kernelflume.wnode.grammar.lazy import LazyMatcherSource
 from kernelflume.wnode.inbox import CommandThread, Inbox
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import Ledger
@@ -102,7 +103,13 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         device=device,
         device_ends=graph_runner.make_end if graph_runner is not None else None,
     )
-    CommandThread(connection, inbox, connector, doorbell, reporter.send).start()
+    matchers = LazyMatcherSource(
+        checkpoint.path,
+        vocab_size=checkpoint.config.vocab_size,
+        eos_token_ids=eos_token_ids,
+        clock=clock,
+    )
+    CommandThread(connection, inbox, connector, doorbell, reporter.send, open_matcher=matchers.open).start()
     reporter.send(EngineReady(time.monotonic() - started))
     Engine(
         decoder=decoder,

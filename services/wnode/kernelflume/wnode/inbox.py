@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernelflume.core.errors import PeerLostError
+from kernelflume.core.errors import KernelFlumeError, PeerLostError
 from kernelflume.core.names import split_name
 from kernelflume.core.routing import NodeState
+from kernelflume.core.sampling import FinishReason
 from kernelflume.transport.doorbell import Doorbell, parse_address
 from kernelflume.wnode.ledger import AdoptedTable
 from kernelflume.wnode.messages import (
@@ -21,8 +23,10 @@ from kernelflume.wnode.messages import (
     ForgetLink,
     LinkFailed,
     OpenLink,
+    StepOutput,
     Stop,
     Submit,
+    TokenOutput,
 )
 
 if TYPE_CHECKING:
@@ -31,9 +35,12 @@ if TYPE_CHECKING:
 
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.wnode.connector import Connector
+    from kernelflume.wnode.grammar.matcher import Matcher
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.messages import Event
 
+
+logger = logging.getLogger(__name__)
 
 _TAKE_TIMEOUT_S = 30.0
 """Longer than any step: the step loop looks at its inbox between two steps."""
@@ -55,7 +62,15 @@ class TableBuilt:
     table: AdoptedTable
 
 
-InboxItem = Submit | Cancel | CloseLink | ForgetLink | Stop | LinkConnected | TableBuilt
+@dataclass(frozen=True, slots=True)
+class ConstrainedSubmit:
+    """A request whose grammar was read."""
+
+    submit: Submit
+    matcher: Matcher
+
+
+InboxItem = Submit | ConstrainedSubmit | Cancel | CloseLink | ForgetLink | Stop | LinkConnected | TableBuilt
 
 
 class Inbox:
@@ -105,6 +120,8 @@ class CommandThread:
         connector: Connector,
         doorbell: Doorbell,
         send: Callable[[Event], None],
+        *,
+        open_matcher: Callable[[bytes], Matcher],
     ) -> None:
         self._connection = connection
         self._inbox = inbox
@@ -112,6 +129,7 @@ class CommandThread:
         self._doorbell = doorbell
         self._bell = parse_address(doorbell.address)
         self._send = send
+        self._open_matcher = open_matcher
         self._thread = threading.Thread(target=self._run, name="commands", daemon=True)
 
     def start(self) -> None:
@@ -140,8 +158,20 @@ class CommandThread:
                     self._warm(result)
             case Adopt():
                 self._hand_over(TableBuilt(build_table(command.snapshot)))
+            case Submit() if command.grammar:
+                self._submit_constrained(command)
             case _:
                 self._hand_over(command)
+
+    def _submit_constrained(self, command: Submit) -> None:
+        try:
+            matcher = self._open_matcher(command.grammar)
+        except (KernelFlumeError, RuntimeError) as error:
+            logger.exception("request %s: its grammar cannot be read", command.request_id)
+            failed = TokenOutput(command.request_id, (), FinishReason.ABORT, error=str(error))
+            self._send(StepOutput((failed,)))
+            return
+        self._hand_over(ConstrainedSubmit(command, matcher))
 
     def _warm(self, link: Link) -> None:
         connected = LinkConnected(link)

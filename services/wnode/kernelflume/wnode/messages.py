@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.regions import DeviceLanes, MemoryRegion
     from kernelflume.core.routing import RoutingSnapshot
-    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
     from kernelflume.wnode.settings import WeightNodeSettings
 
 
@@ -41,6 +41,8 @@ class Submit:
     request_id: str
     prompt: list[int]
     sampling: SamplingParameters
+    grammar: bytes = b""
+    """The compiled grammar of ``sampling.grammar``, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,14 @@ class TokenOutput:
     stop_token_id: int | None = None
     error: str = ""
     """Why the request failed; the finish reason is then ``abort``."""
+    invalid: bool = False
+    """The request itself is at fault."""
     queue_s: float | None = None
     """With the first token: seconds from the request's arrival at the engine to its first step."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of ``token_ids``, where the request asked for it."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """With the first token: of the prompt's tokens but the first, where the request asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

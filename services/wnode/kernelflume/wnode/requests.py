@@ -10,8 +10,9 @@ from kernelflume.core.errors import ConflictError, InvalidRequestError, Overload
 from kernelflume.wnode.messages import Cancel, StepOutput, Submit, TokenOutput
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from kernelflume.core.grammar import Grammar
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.wnode.messages import Command
 
@@ -26,11 +27,13 @@ class RequestTable:
         max_in_flight: int,
         max_model_len: int,
         vocab_size: int,
+        compile_grammar: Callable[[Grammar], Awaitable[bytes]],
     ) -> None:
         self._send = send
         self._max_in_flight = max_in_flight
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        self._compile_grammar = compile_grammar
         self._streams: dict[str, asyncio.Queue[TokenOutput]] = {}
         self._failure = ""
 
@@ -51,7 +54,8 @@ class RequestTable:
                 f"{self._max_model_len} tokens of context",
                 parameter="prompt",
             )
-        highest = max(*prompt, *sampling.stop_token_ids, 0)
+        biased = (token for token, _ in sampling.logit_bias)
+        highest = max(*prompt, *sampling.stop_token_ids, *sampling.allowed_token_ids, *biased, 0)
         if highest >= self._vocab_size:
             raise InvalidRequestError(
                 f"token id {highest} is outside the vocabulary of {self._vocab_size}", parameter="prompt"
@@ -63,6 +67,7 @@ class RequestTable:
         """Run a request; yield what came since the last time. Leaving the iteration cancels the request.
 
         Raises:
+            InvalidRequestError: the request can never run; its grammar cannot be compiled.
             OverloadedError: the queue is full, or the pool cannot hold the request.
             ConflictError: the id is in use.
             UnavailableError: the engine is gone.
@@ -76,7 +81,8 @@ class RequestTable:
         self._streams[request_id] = queue
         ended = False
         try:
-            self._send(Submit(request_id, prompt, sampling))
+            grammar = b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar)
+            self._send(Submit(request_id, prompt, sampling, grammar))
             while not ended:
                 outputs = [await queue.get()]
                 while not queue.empty():
@@ -84,6 +90,8 @@ class RequestTable:
                 last = outputs[-1]
                 if last.error:
                     ended = True
+                    if last.invalid:
+                        raise InvalidRequestError(last.error)
                     raise _refusal(last.error, self._failure)
                 ended = bool(last.finish_reason)
                 yield outputs

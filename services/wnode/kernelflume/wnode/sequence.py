@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import LifecycleError
 from kernelflume.core.ranges import SequenceRoute
+from kernelflume.wnode.sampling.seen import SeenTokens
 
 if TYPE_CHECKING:
-    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
+    from kernelflume.wnode.grammar.matcher import Matcher
 
 
 class SequenceState(StrEnum):
@@ -63,8 +65,50 @@ class Sequence:
     num_restarts: int = 0
     num_tokens_at_restart: int = 0
     """Tokens known when it last restarted: no more at the next restart means no progress."""
-    output_counts: dict[int, int] = field(default_factory=dict)
-    """Times each token was generated; kept only for requests with penalties."""
+    matcher: Matcher | None = None
+    """How far the output has come in its grammar, where it has one."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they are computed; kept until the first token."""
+    seen: SeenTokens | None = field(init=False)
+    """What penalties count, where there are any."""
+    _simple_from: int | None = field(init=False)
+    """Tokens after which only temperature and filters bear on each next one; None: never."""
+    _plain_from: int | None = field(init=False)
+    """Tokens after which each next one is the likeliest and nothing else is told of it; None: never."""
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling
+        self.seen = SeenTokens(self.prompt) if sampling.has_penalties else None
+        has_rules = sampling.has_rules or self.matcher is not None
+        is_simple = not has_rules and sampling.logprobs is None
+        self._simple_from = sampling.min_tokens if is_simple else None
+        self._plain_from = sampling.min_tokens if is_simple and sampling.is_greedy else None
+
+    @property
+    def is_plain(self) -> bool:
+        """True when the next token is the one with the largest logit, and nothing else is told of it."""
+        return self._plain_from is not None and len(self.output) >= self._plain_from
+
+    @property
+    def is_simple(self) -> bool:
+        """True when only temperature and filters bear on the next token, and nothing else is told of it."""
+        return self._simple_from is not None and len(self.output) >= self._simple_from
+
+    @property
+    def has_rules(self) -> bool:
+        """True when something changes the next token's logits, besides temperature and filters."""
+        return (
+            self.sampling.has_rules or self.matcher is not None or len(self.output) < self.sampling.min_tokens
+        )
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True while log probabilities of prompt tokens are to be computed."""
+        return (
+            self.sampling.prompt_logprobs is not None
+            and not self.output
+            and len(self.prompt_logprobs) < len(self.prompt) - 1
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -89,6 +133,12 @@ class Sequence:
         if start >= num_prompt:
             return self.output[start - num_prompt : end - num_prompt]
         return self.prompt[start:] + self.output[: end - num_prompt]
+
+    def append(self, token: int) -> None:
+        """Take in a generated token."""
+        self.output.append(token)
+        if self.seen is not None:
+            self.seen.add(token)
 
     def apply(self, event: SequenceEvent) -> None:
         """Move to the event's state.

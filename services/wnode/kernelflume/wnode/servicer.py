@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kernelflume.core.names import node_name
 from kernelflume.rpc.codec import (
     geometry_to_proto,
+    logprobs_to_proto,
     route_to_proto,
     sampling_from_proto,
     step_times_to_proto,
@@ -16,14 +17,19 @@ from kernelflume.runtime.tracing import NO_TRACER
 from kernelflume.wnode.traces import GenerateTrace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     import grpc
 
+    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.runtime.tracing import Tracer
     from kernelflume.wnode.shell import Shell
 
     Context = grpc.aio.ServicerContext[Any, Any]
+
+
+_PROMPT_TOKENS_IN_EVENT = 1024
+"""With 20 alternatives each, some 200 KB."""
 
 
 class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
@@ -48,6 +54,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 last = outputs[-1]
                 token_ids = [token for output in outputs for token in output.token_ids]
                 num_tokens += len(token_ids)
+                for event in _prompt_events(outputs[0].prompt_logprobs):
+                    yield event
                 if last.finish_reason:
                     report = self._shell.report
                     trace.ended(
@@ -56,7 +64,10 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                         num_microbatches=report.num_microbatches if report else 0,
                     )
                 yield wnode_pb2.GenerateEvent(
-                    token_ids=token_ids, finish_reason=last.finish_reason, stop_token_id=last.stop_token_id
+                    token_ids=token_ids,
+                    finish_reason=last.finish_reason,
+                    stop_token_id=last.stop_token_id,
+                    logprobs=[logprobs_to_proto(found) for output in outputs for found in output.logprobs],
                 )
         except Exception as error:
             trace.failed(error)
@@ -127,3 +138,10 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 for sequence in (report.sequences if report else ())
             ]
         )
+
+
+def _prompt_events(logprobs: Sequence[TokenLogprobs]) -> Iterator[wnode_pb2.GenerateEvent]:
+    """Give a prompt's log probabilities in pieces that fit a message."""
+    for first in range(0, len(logprobs), _PROMPT_TOKENS_IN_EVENT):
+        part = logprobs[first : first + _PROMPT_TOKENS_IN_EVENT]
+        yield wnode_pb2.GenerateEvent(prompt_logprobs=map(logprobs_to_proto, part))

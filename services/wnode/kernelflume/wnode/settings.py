@@ -74,6 +74,9 @@ class WeightNodeSettings(ServiceSettings):
     """Longest wait for an attention node's partials before the node counts as lost."""
     prepare_timeout_s: float = Field(default=20.0, gt=0)
     """Longest time that connecting to an attention node may take."""
+    grammar_timeout_s: float = Field(default=10.0, gt=0)
+    """Longest time that compiling one request's grammar or JSON schema may take; one that takes longer is
+    refused, and others wait meanwhile."""
     lease_ttl_s: float = Field(default=6.0, gt=0)
     """The node counts as dead this long after its last sign of life; it renews three times as often."""
     load_interval_s: float = Field(default=0.5, gt=0)

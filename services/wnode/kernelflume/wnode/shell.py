@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kernelflume.rpc.channel import Channels
     from kernelflume.store.base import RoutingStore
     from kernelflume.wnode.engine_client import EngineClient
+    from kernelflume.wnode.grammar.compiler import GrammarCompiler
     from kernelflume.wnode.messages import Event
     from kernelflume.wnode.metrics import WeightNodeMetrics
     from kernelflume.wnode.settings import WeightNodeSettings
@@ -59,6 +60,7 @@ class Shell:
         store: RoutingStore,
         metrics: WeightNodeMetrics,
         channels: Channels,
+        grammars: GrammarCompiler,
     ) -> None:
         self.settings = settings
         self.config = config
@@ -71,6 +73,7 @@ class Shell:
             max_in_flight=settings.max_num_seqs + settings.max_num_waiting,
             max_model_len=max_model_len,
             vocab_size=config.vocab_size,
+            compile_grammar=grammars.compile,
         )
         self.endpoints = Endpoints(
             engine.send, timeout_s=settings.prepare_timeout_s, channels=channels

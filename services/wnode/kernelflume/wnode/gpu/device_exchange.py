@@ -65,6 +65,8 @@ class DeviceExchange:
             for lane in lanes
         ]
 
+    needs_host = False
+
     @property
     def failure(self) -> Failure | None:
         """The wait that failed first."""

@@ -39,6 +39,11 @@ class GraphExchange(Protocol):
         """The stream that steps must be launched on; None: any."""
         ...
 
+    @property
+    def needs_host(self) -> bool:
+        """True when a launched step goes on only by ``turn``: nothing may hold the host up meanwhile."""
+        ...
+
     def make_end(self) -> LaneEnd:
         """Return this side of a new link's lanes; called by the thread that prepares links."""
         ...

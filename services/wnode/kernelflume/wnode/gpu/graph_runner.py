@@ -14,8 +14,9 @@ from kernelflume.cuda.exchange import MAX_NODES
 from kernelflume.runtime.clock import Deadline
 from kernelflume.wnode.gpu.captured_steps import CapturedSteps
 from kernelflume.wnode.gpu.device_stage import QueryFirst
+from kernelflume.wnode.gpu.lane_draws import LaneDraws
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes, NodeRows
-from kernelflume.wnode.sampler import is_plain, sample
+from kernelflume.wnode.sampler import Sampled, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -90,6 +91,7 @@ class GraphRunner:
         self._stages = exchange.stages
         self._states = [_LaneState() for _ in self._lanes]
         self._chosen = [torch.zeros(layout.max_rows, dtype=torch.int64).pin_memory() for _ in self._lanes]
+        self._draws = [LaneDraws(layout.max_rows, decoder.device) for _ in self._lanes]
         self._done = torch.cuda.Event()
         self.steps = CapturedSteps.capture(decoder, layout.geometry, self._lanes, self._stages, lane_plan)
 
@@ -110,8 +112,8 @@ class GraphRunner:
         }
         return len(nodes) <= MAX_NODES and all(self._end(node_id) is not None for node_id in nodes)
 
-    def run(self, batch: StepBatch, step: int) -> list[tuple[Chunk, int]]:
-        """Run one step; return each row's chunk with its next token.
+    def run(self, batch: StepBatch, step: int) -> tuple[list[Chunk], Sampled]:
+        """Run one step; return each row's chunk, and the rows' next tokens.
 
         Raises:
             PeerLostError: a node is gone or did not answer; nothing was stored for this step.
@@ -119,7 +121,7 @@ class GraphRunner:
         with torch.cuda.stream(self._exchange.stream):
             return self._run(batch, step)
 
-    def _run(self, batch: StepBatch, step: int) -> list[tuple[Chunk, int]]:
+    def _run(self, batch: StepBatch, step: int) -> tuple[list[Chunk], Sampled]:
         parts = self.steps.split(batch.chunks)
         tail_attends = self.query_first is not QueryFirst.LOCAL
         routes = [LaneRoutes.of(chunks, tail_attends=tail_attends) for chunks in parts]
@@ -144,8 +146,14 @@ class GraphRunner:
         """Enqueue the step; return the lanes' logits."""
         self._upload(parts, routes, links)
         logits = self.steps.replay(parts, self.layout)
-        for chosen, lane in zip(self._chosen[: len(parts)], self._lanes, strict=False):
-            chosen.copy_(lane.token_ids, non_blocking=True)
+        for index, chunks in enumerate(parts):
+            lane = self._lanes[index]
+            if (
+                not self._exchange.needs_host
+            ):  # a new kernel, or memory, may take the host until the step ends
+                sequences = [chunk.sequence for chunk in chunks]
+                self._draws[index].enqueue(sequences, logits[index], lane.token_ids, lane.positions)
+            self._chosen[index].copy_(lane.token_ids, non_blocking=True)
         self._done.record()
         for index, lane_routes in enumerate(routes):
             for node_id, share in lane_routes.nodes.items():
@@ -265,18 +273,28 @@ class GraphRunner:
 
     def _choose(
         self, parts: Sequence[Sequence[Chunk]], logits: Sequence[torch.Tensor]
-    ) -> list[tuple[Chunk, int]]:
-        """Take the tokens that the graph chose, or sample where a request wants something else."""
-        chosen: list[tuple[Chunk, int]] = []
+    ) -> tuple[list[Chunk], Sampled]:
+        """Take the tokens that were chosen on the device, or sample where a request wants something else."""
+        rows: list[Chunk] = []
+        all_sampled = Sampled([])
         for index, chunks in enumerate(parts):
-            if all(is_plain(chunk.sequence) for chunk in chunks):
-                tokens = self._chosen[index][: len(chunks)].tolist()
+            sequences = [chunk.sequence for chunk in chunks]
+            left = self._draws[index].unsettled(sequences)
+            if left is None:
+                sampled = sample(logits[index][: len(chunks)], sequences, self._eos_token_ids)
             else:
-                sequences = [chunk.sequence for chunk in chunks]
-                tokens = sample(logits[index][: len(chunks)], sequences, self._eos_token_ids)
+                sampled = Sampled(self._chosen[index][: len(chunks)].tolist())
+                if left:
+                    again = [sequences[row] for row in left]
+                    for row, token in zip(
+                        left, sample(logits[index][left], again, self._eos_token_ids).tokens, strict=True
+                    ):
+                        sampled.tokens[row] = token
+            if left is None or left:
                 self._states[index].inputs = ()
-            chosen += zip(chunks, tokens, strict=True)
-        return chosen
+            all_sampled.extend(sampled)
+            rows += chunks
+        return rows, all_sampled
 
     def _end(self, node_id: str) -> LaneEnd | None:
         link = self._links.of_node(node_id)

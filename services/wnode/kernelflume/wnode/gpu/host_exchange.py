@@ -130,6 +130,7 @@ class LaneDrives:
 class HostExchange:
     """See ``GraphExchange``."""
 
+    needs_host = True
     failure: Failure | None = None
     """No wait fails on the device: ``turn`` does."""
 

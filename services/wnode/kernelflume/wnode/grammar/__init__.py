@@ -1,0 +1,1 @@
+"""Text that follows a grammar: compiled beside the engine, followed token by token in it."""

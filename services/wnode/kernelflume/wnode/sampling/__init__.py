@@ -1,0 +1,1 @@
+"""How the next token of each sequence is chosen."""
