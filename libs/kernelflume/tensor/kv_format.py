@@ -1,6 +1,6 @@
 """Keys and values in the pool's format, where that is narrower than the model's.
 
-They are rounded once, on the weight node, before anyone attends to them; see docs/adr/0012-kv-format.md.
+They are rounded once, on the weight node, before anyone attends to them; see docs/adr/0015-kv-format.md.
 """
 
 from __future__ import annotations
