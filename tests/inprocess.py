@@ -235,9 +235,9 @@ class LocalWeightNode:
         table = AdoptedTable(self._epoch, active, frozenset((*active, *draining)))
         self.inbox.put(TableBuilt(table))
 
-    def submit(self, request_id: str, prompt: list[int], **sampling: Any) -> None:
+    def submit(self, request_id: str, prompt: list[int], *, traced: bool = False, **sampling: Any) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        self.inbox.put(Submit(request_id, prompt, parameters))
+        self.inbox.put(Submit(request_id, prompt, parameters, traced))
 
     def cancel(self, request_id: str) -> None:
         self.inbox.put(Cancel(request_id))

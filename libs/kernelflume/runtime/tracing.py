@@ -86,9 +86,14 @@ class Span(Protocol):
         ...
 
     def child(
-        self, name: str, *, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes | None = None
+        self,
+        name: str,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes | None = None,
+        lasted_s: float = 0.0,
     ) -> Span:
-        """Start a span under this one."""
+        """Start a span under this one: now, or ``lasted_s`` seconds ago."""
         ...
 
     def headers(self) -> Headers:
@@ -137,6 +142,7 @@ class _NoSpan:
         *,
         kind: SpanKind = SpanKind.INTERNAL,  # noqa: ARG002
         attributes: Attributes | None = None,  # noqa: ARG002
+        lasted_s: float = 0.0,  # noqa: ARG002
     ) -> Span:
         return self
 

@@ -29,6 +29,7 @@ from kernelflume.wnode.messages import (
     LinkLost,
     LinkReady,
     RoutesChanged,
+    StepTrace,
     Stop,
     Submit,
     TokenOutput,
@@ -39,7 +40,6 @@ from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
     from kernelflume.core.profile import StepTimes
-    from kernelflume.core.sampling import SamplingParameters
     from kernelflume.runtime.clock import Clock
     from kernelflume.wnode.batch import Chunk, StepBatch
     from kernelflume.wnode.gpu.graph_runner import GraphRunner
@@ -126,7 +126,7 @@ class Engine:
     def _handle(self, item: InboxItem) -> None:
         match item:
             case Submit():
-                self._submit(item.request_id, item.prompt, item.sampling)
+                self._submit(item)
             case Cancel():
                 sequence = self._scheduler.find(item.request_id)
                 if sequence is not None:
@@ -146,10 +146,20 @@ class Engine:
             case TableBuilt():
                 self._adopt(item)
 
-    def _submit(self, request_id: str, prompt: list[int], sampling: SamplingParameters) -> None:
+    def _submit(self, submit: Submit) -> None:
         self._num_requests += 1
-        key = sampling.seed if sampling.seed is not None else (self._seed << 32) + self._num_requests
-        self._scheduler.submit(Sequence(request_id, prompt, sampling, key, self._clock.now()))
+        seed = submit.sampling.seed
+        key = seed if seed is not None else (self._seed << 32) + self._num_requests
+        self._scheduler.submit(
+            Sequence(
+                submit.request_id,
+                submit.prompt,
+                submit.sampling,
+                key,
+                self._clock.now(),
+                traced=submit.traced,
+            )
+        )
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -218,7 +228,7 @@ class Engine:
         self._num_steps += 1
         self._step_clock.begin()
         started = self._clock.now()
-        self._links.waited_s = 0.0
+        self._links.begin_step()
         lost: list[PeerLostError] = []
         by_graph = self._graph_runner is not None and self._graph_runner.can_run(batch)
         try:
@@ -313,6 +323,8 @@ class Engine:
             sequence.num_computed += chunk.num_rows
             if sequence.queue_s is None:
                 sequence.queue_s = started_at_s - sequence.submitted_at_s
+            if sequence.traced:
+                self._trace_step(sequence, chunk.num_rows, batch.num_rows, started_at_s)
         if changed:
             self._reporter.send(RoutesChanged({key: s.route for key, s in changed.items()}, ()))
         outputs: list[TokenOutput] = []
@@ -326,18 +338,28 @@ class Engine:
         for sequence in ended:
             self._end(sequence)
 
+    def _trace_step(self, sequence: Sequence, num_rows: int, batch_rows: int, started_at_s: float) -> None:
+        waited = self._links.waited_for_s
+        waits = tuple((node, waited[node]) for node in sequence.route.node_ids if node in waited)
+        sequence.steps.append(StepTrace(self._clock.now() - started_at_s, num_rows, batch_rows, waits))
+
     def _take_token(self, sequence: Sequence, token: int) -> TokenOutput:
         sampling = sequence.sampling
         queue_s = None if sequence.output else sequence.queue_s
         is_eos = token in self._eos_token_ids and not sampling.ignore_eos
         if is_eos or token in sampling.stop_token_ids:
-            return TokenOutput(sequence.request_id, (), FinishReason.STOP, token, queue_s=queue_s)
+            steps = sequence.take_steps()
+            return TokenOutput(
+                sequence.request_id, (), FinishReason.STOP, token, queue_s=queue_s, steps=steps
+            )
         sequence.output.append(token)
         if sampling.has_penalties:
             sequence.output_counts[token] = sequence.output_counts.get(token, 0) + 1
         is_full = len(sequence.output) >= sampling.max_tokens or sequence.num_tokens >= self._max_model_len
         reason = FinishReason.LENGTH if is_full else ""
-        return TokenOutput(sequence.request_id, (token,), reason, queue_s=queue_s)
+        return TokenOutput(
+            sequence.request_id, (token,), reason, queue_s=queue_s, steps=sequence.take_steps()
+        )
 
     # --- ends ----------------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ class Submit:
     request_id: str
     prompt: list[int]
     sampling: SamplingParameters
+    traced: bool = False
+    """Tell with its tokens what its steps took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,20 @@ class EngineReady:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step that a traced request was part of."""
+
+    seconds: float
+    num_rows: int
+    """Rows of the request itself: 1 while decoding, more of a prompt."""
+    batch_rows: int
+    """Rows of the whole step."""
+    waits: tuple[tuple[str, float], ...]
+    """Attention nodes of the request that the step waited for, each with the seconds, over all layers, until
+    its partials had come. Waits for several nodes overlap; inside a captured graph nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """New tokens of one request."""
 
@@ -119,6 +135,8 @@ class TokenOutput:
     """Why the request failed; the finish reason is then ``abort``."""
     queue_s: float | None = None
     """With the first token: seconds from the request's arrival at the engine to its first step."""
+    steps: tuple[StepTrace, ...] = ()
+    """Of a traced request: its steps since the output before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class RequestTable:
             )
 
     async def stream(
-        self, request_id: str, prompt: list[int], sampling: SamplingParameters
+        self, request_id: str, prompt: list[int], sampling: SamplingParameters, *, traced: bool = False
     ) -> AsyncIterator[list[TokenOutput]]:
         """Run a request; yield what came since the last time. Leaving the iteration cancels the request.
 
@@ -76,7 +76,7 @@ class RequestTable:
         self._streams[request_id] = queue
         ended = False
         try:
-            self._send(Submit(request_id, prompt, sampling))
+            self._send(Submit(request_id, prompt, sampling, traced))
             while not ended:
                 outputs = [await queue.get()]
                 while not queue.empty():

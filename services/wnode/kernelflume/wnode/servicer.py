@@ -41,8 +41,11 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         num_tokens = 0
         try:
             sampling = sampling_from_proto(request.sampling)
-            stream = self._shell.requests.stream(request.request_id, list(request.prompt_token_ids), sampling)
+            stream = self._shell.requests.stream(
+                request.request_id, list(request.prompt_token_ids), sampling, traced=trace.recording
+            )
             async for outputs in stream:
+                trace.stepped(outputs)
                 if not num_tokens:
                     trace.first_token(outputs[0])
                 last = outputs[-1]
