@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from kernelflume.router.corked import CorkedTransport
 from kernelflume.router.errors import http_error
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Begin, or refuse one connection too many."""
-        super().connection_made(transport)
+        super().connection_made(CorkedTransport(transport, self.loop))
         if len(self.connections) > self.bounds.max_connections:
             self._refuse(503, "too many connections are open")
         else:

@@ -82,13 +82,18 @@ class Edge:
                     "request ended",
                     extra={
                         "method": scope["method"],
-                        # The route's pattern where there is one: a path may be anything, and hold anything.
-                        "path": getattr(scope.get("route"), "path", "unmatched"),
+                        "path": _shown_path(scope),
                         "status": status,
                         "key": tenant_of(scope).name,
                         "seconds": round(self._clock.now() - began_at, 4),
                     },
                 )
+
+
+def _shown_path(scope: Scope) -> str:
+    """Return the route's pattern: a path that a client invents may be anything, and hold anything."""
+    pattern: str = getattr(scope.get("route"), "path", "unmatched")
+    return pattern
 
 
 def _request_id(scope: Scope) -> str:

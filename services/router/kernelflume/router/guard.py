@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from kernelflume.router.auth import Authentication
 from kernelflume.router.edge import REQUEST_ID_HEADER, Edge
+from kernelflume.router.express import Express
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from kernelflume.router.admission import Admission
+    from kernelflume.router.express import Endpoint
     from kernelflume.router.keysource import Keys
     from kernelflume.router.metrics import RouterMetrics
     from kernelflume.router.settings import RouterSettings
@@ -37,6 +39,7 @@ def guard(
     app: ASGIApp,
     settings: RouterSettings,
     *,
+    endpoints: Mapping[str, Endpoint],
     keys: Keys | None,
     admission: Admission,
     metrics: RouterMetrics,
@@ -47,12 +50,13 @@ def guard(
     Args:
         app: the application.
         settings: of the router.
+        endpoints: what answers a POST without the application's help, by path.
         keys: those that requests need, or None where they need none.
         admission: knows what each key has used.
         metrics: counts refusals.
         clock: for limits and log lines.
     """
-    guarded = app
+    guarded: ASGIApp = Express(app, endpoints=endpoints, metrics=metrics)
     if keys is not None:
         guarded = Authentication(
             guarded,

@@ -149,7 +149,15 @@ async def _serve(
         tracer=tracer,
     )
     app = build_app(gateway=gateway, intake=intake, admission=admission, metrics=metrics, model_names=names)
-    guarded = guard(app, settings, keys=keys, admission=admission, metrics=metrics, clock=clock)
+    guarded = guard(
+        app,
+        settings,
+        endpoints={"/v1/chat/completions": gateway.chat, "/v1/completions": gateway.complete},
+        keys=keys,
+        admission=admission,
+        metrics=metrics,
+        clock=clock,
+    )
     tls = HttpTls(settings.http_tls) if settings.http_tls.enabled else None
     with _listen(settings.host, settings.port, settings.write_timeout) as listener:
         server = _new_server(guarded, settings, tls)

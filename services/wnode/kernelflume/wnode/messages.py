@@ -270,6 +270,8 @@ class EngineReport:
     """Graphs captured since the start."""
     num_microbatches: int = 0
     """Of the latest step that ran as a captured graph; 0 before the first."""
+    kv_usage: float = 0.0
+    """Share of the active attention nodes' pages that are taken or promised, by whomever; 0 without nodes."""
 
 
 @dataclass(frozen=True, slots=True)

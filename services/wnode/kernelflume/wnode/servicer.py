@@ -12,6 +12,7 @@ from kernelflume.rpc.codec import (
     step_times_to_proto,
 )
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+from kernelflume.runtime.logging import LOG_FIELDS
 from kernelflume.runtime.tracing import NO_TRACER
 from kernelflume.wnode.traces import GenerateTrace
 
@@ -38,6 +39,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
     ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
         """Run one request."""
         trace = GenerateTrace.begin(self._tracer, request, context.invocation_metadata())
+        # The call has a task of its own, whose context nobody else shares.
+        LOG_FIELDS.set({"request_id": request.request_id, **trace.ids})
         num_tokens = 0
         try:
             sampling = sampling_from_proto(request.sampling)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from kernelflume.runtime.tracing import SpanKind
+from kernelflume.runtime.tracing import SpanKind, ids_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kernelflume.rpc.v1 import wnode_pb2
     from kernelflume.runtime.tracing import Attributes, Span, Tracer
@@ -31,6 +31,11 @@ class GenerateTrace:
         self._num_steps = 0
         self._steps_s = 0.0
         self._waits_s: dict[str, float] = {}
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """Trace and span as log lines name them; empty without tracing."""
+        return ids_of(self._span.headers())
 
     @property
     def recording(self) -> bool:
