@@ -1,8 +1,8 @@
 """What the router costs: time added to a request and to a token, and tokens a second on one core.
 
-Beside it a bare engine, asked directly, and, where its program is given, the gateway vllm-router in front of the same
-engine over HTTP. Systems are measured in turn within each round, medians over rounds are shown. Each gateway is
-pinned to one core, and its own CPU time is counted: the machine's other users change neither figure much.
+Beside it a bare engine, asked directly, and, where its program is given, the gateway vllm-router in front of
+the same engine over HTTP. Systems are measured in turn within each round, medians over rounds are shown. Each
+gateway is pinned to one core, and its own CPU time is counted.
 
     python -m benchmarks.router --vllm-router PATH/bin/vllm-router
 """
@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,10 @@ def request_bytes(max_tokens: int) -> bytes:
             "ignore_eos": True,
         }
     ).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -86,6 +90,7 @@ class Connection:
 
     @classmethod
     async def open(cls, port: int) -> Connection:
+        """Connect to a port of this machine."""
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def ask(self, request: bytes) -> Heard:
@@ -106,6 +111,7 @@ class Connection:
         return heard
 
     def close(self) -> None:
+        """Close it."""
         self._writer.close()
 
 
@@ -155,6 +161,7 @@ async def direct(port: int, prompt: list[int], max_tokens: int) -> Heard:
 
 
 async def set_period(port: int, period_s: float) -> None:
+    """Set the time between two of the engine's steps."""
     async with httpx.AsyncClient() as client:
         await client.get(f"http://127.0.0.1:{port}/period/{period_s}")
 
@@ -215,6 +222,7 @@ async def load(gateway: Gateway, *, num_streams: int, rate: float, seconds: floa
 async def measure(
     options: argparse.Namespace, gateways: list[Gateway], engine: Gateway, grpc_port: int
 ) -> None:
+    """Print a table of requests one at a time, and one of streams at once."""
     from transformers import AutoTokenizer
 
     from kernelflume.checkpoint.source import resolve
@@ -228,7 +236,7 @@ async def measure(
     connections = {one.name: await Connection.open(one.port) for one in (engine, *gateways)}
     small = request_bytes(20)
     ask: dict[str, Callable[[], Any]] = {"engine, gRPC": lambda: direct(grpc_port, prompt, 20)}
-    ask |= {name: (lambda it=connection: it.ask(small)) for name, connection in connections.items()}
+    ask |= {name: partial(connection.ask, small) for name, connection in connections.items()}
     found = await latencies(ask, options.requests)
     print(
         "\n| one request at a time | first token p50 ms | p90 ms | added p50 ms | 19 tokens, 5 ms apart, ms |"
@@ -236,14 +244,14 @@ async def measure(
     print("|---|---|---|---|---|")
     for name, one in found.items():
         base = found["engine, gRPC" if name == "kernelflume" else engine.name]["p50"]
-        print(
-            f"| {name} | {one['p50']:.2f} | {one['p90']:.2f} | {one['p50'] - base:.2f} | {one['stream']:.1f} |"
-        )
+        added = one["p50"] - base
+        print(f"| {name} | {one['p50']:.2f} | {one['p90']:.2f} | {added:.2f} | {one['stream']:.1f} |")
     for connection in connections.values():
         connection.close()
 
     print(
-        "\n| streams x tokens/s each | gateway | tokens/s | of the offered | CPU | us a token | tokens/s a core | frames a token | p99 gap ms |"
+        "\n| streams x tokens/s each | gateway | tokens/s | of the offered | CPU | us a token "
+        "| tokens/s a core | frames a token | p99 gap ms |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for num_streams, rate in options.loads:

@@ -1,7 +1,7 @@
-"""A bare engine for the router's benchmark: tokens at a fixed rate, over gRPC as a weight node, over HTTP as vLLM.
+"""A bare engine for the router's benchmark: tokens at a fixed rate, over gRPC and over HTTP.
 
-One clock ticks for all streams, as an engine's steps do. The HTTP side writes ready-made frames and is as fast as a
-Python server can be, so that a gateway before it is measured, not the engine.
+One clock ticks for all streams, as an engine's steps do. The HTTP side writes ready-made frames and is as
+fast as a Python server can be, so that a gateway before it is measured, not the engine.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Ticker:
         self._next = asyncio.Event()
 
     async def run(self) -> None:
+        """Tick for ever."""
         due = time.monotonic()
         while True:
             due = max(due + self.period_s, time.monotonic() - self.period_s)
@@ -44,6 +45,7 @@ class Ticker:
             event.set()
 
     async def wait(self) -> None:
+        """Wait for the next tick."""
         await self._next.wait()
 
 
@@ -63,6 +65,7 @@ class StubWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: wnode_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        """Run a request."""
         del context
         last = request.sampling.max_tokens - 1
         for index in range(last):
@@ -71,10 +74,12 @@ class StubWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         yield wnode_pb2.GenerateEvent(token_ids=[TOKEN_IDS[0]], finish_reason="length")
 
     async def GetLoad(self, request: Any, context: Any) -> wnode_pb2.WeightNodeLoad:  # noqa: N802
+        """Say that there is room."""
         del request, context
         return wnode_pb2.WeightNodeLoad(max_num_waiting=100_000, prepared_nodes=["a-1#1"])
 
     async def GetModel(self, request: Any, context: Any) -> wnode_pb2.ModelCard:  # noqa: N802
+        """Say which model it would be."""
         del request, context
         return self._card
 
