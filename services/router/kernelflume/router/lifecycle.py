@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import logging
 import socket
@@ -170,6 +171,9 @@ async def _serve(
         serving = asyncio.create_task(server.serve([listener]))
         host, port = listener.getsockname()[:2]
         scheme = "http" if tls is None else "https"
+        # What was loaded by now stays for good: looking through it again and again would hold tokens up.
+        gc.collect()
+        gc.freeze()
         logger.info("listening", extra={"url": f"{scheme}://{host}:{port}", "models": names})
         stopping = asyncio.create_task(stop.wait())
         try:
