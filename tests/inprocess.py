@@ -241,10 +241,16 @@ class LocalWeightNode:
         self.inbox.put(TableBuilt(table))
 
     def submit(
-        self, request_id: str, prompt: list[int], *, matcher: Matcher | None = None, **sampling: Any
+        self,
+        request_id: str,
+        prompt: list[int],
+        *,
+        matcher: Matcher | None = None,
+        traced: bool = False,
+        **sampling: Any,
     ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        submit = Submit(request_id, prompt, parameters)
+        submit = Submit(request_id, prompt, parameters, traced=traced)
         self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
 
     def cancel(self, request_id: str) -> None:

@@ -244,3 +244,14 @@ class StoreContract:
 
         await eventually(vanished)
         assert await store.read_setting("b") == "two"
+
+    async def test_api_keys_are_kept_and_forgotten_by_id(self, open_store: OpenStore) -> None:
+        first, second = open_store(), open_store()
+        assert await first.read_api_keys() == {}
+        await first.put_api_key("a", "one")
+        await first.put_api_key("b", "two")
+        await second.put_api_key("a", "three")
+        assert await second.read_api_keys() == {"a": "three", "b": "two"}
+        assert await second.drop_api_key("a")
+        assert not await first.drop_api_key("a")
+        assert await first.read_api_keys() == {"b": "two"}

@@ -43,6 +43,17 @@ async def test_a_secured_and_traced_stack_serves_and_scales(tmp_path: Path) -> N
     [generate] = receiver.children(request)
     assert (generate.service, generate.name, generate.failed) == ("kernelflume-wnode", "Generate", False)
     assert list(generate.events) == ["scheduled", "first_token", "end"]
+    # One trace: the router, the weight node, its steps, and their waits for an attention node.
+    steps = [child for child in receiver.children(generate) if child.name == "step"]
+    waits = [wait for step in steps for wait in receiver.children(step)]
+    assert len(steps) == 8
+    assert {wait.attributes["kernelflume.attention_node"] for wait in waits} == {"a-1"}
+    assert {span.trace_id for span in (*steps, *waits)} == {request.trace_id}
+    assert (
+        0
+        < generate.attributes["kernelflume.wait_seconds.a-1"]
+        < generate.attributes["kernelflume.steps_seconds"]
+    )
     scale = max(receiver.named("scale"), key=lambda span: span.started_at_ns)
     prewarming = receiver.children(scale)[1]
     [prepare] = receiver.children(prewarming)

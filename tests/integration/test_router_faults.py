@@ -202,7 +202,7 @@ async def test_an_aborted_or_unfinished_run_is_an_error(folder: Path, script: An
 async def test_one_request_too_many_is_refused(folder: Path) -> None:
     async with (
         weight_node(folder, endless(LETTER)) as node,
-        router(folder, [node], max_concurrent_requests=1) as url,
+        router(folder, [node], max_concurrent_requests=1, max_waiting_requests=0) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         async with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:

@@ -65,7 +65,7 @@ async def test_chat_and_completions_whole_and_streamed(folder: Path) -> None:
 async def test_errors_are_the_clients_own_classes(folder: Path) -> None:
     async with (
         weight_node(folder, saying(*IDS)) as node,
-        router(folder, [node], max_concurrent_requests=1) as url,
+        router(folder, [node], max_concurrent_requests=1, max_waiting_requests=0) as url,
         new_client(url) as client,
     ):
         with pytest.raises(openai.NotFoundError) as missing:

@@ -25,7 +25,7 @@ from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.tracing import CURRENT_SPAN, NO_TRACER, Tracer, TracingSettings, open_tracer
 from kernelflume.scaler.operation import Result
-from kernelflume.wnode.messages import Cancel, StepOutput, Submit, TokenOutput
+from kernelflume.wnode.messages import Cancel, StepOutput, StepTrace, Submit, TokenOutput
 from kernelflume.wnode.requests import RequestTable
 from kernelflume.wnode.servicer import WeightNodeServicer
 
@@ -71,6 +71,7 @@ class TracedWeightNode(ScriptedWeightNode):
         self._loop = asyncio.get_running_loop()
         self.answers = True
         self.says_more = False
+        self.is_unsampled = False
         self.table = RequestTable(
             self._engine, max_in_flight=4, max_model_len=256, vocab_size=1000, compile_grammar=_no_grammar
         )
@@ -81,12 +82,18 @@ class TracedWeightNode(ScriptedWeightNode):
         if isinstance(command, Cancel):
             return
         assert isinstance(command, Submit)
+        steps = (
+            StepTrace(0.2, 30, 32, ()),
+            StepTrace(0.1, 5, 6, (("a-1", 0.06), ("a-2", 0.04))),
+            StepTrace(0.05, 1, 8, (("a-1", 0.01),)),
+        )
+        assert command.traced or self.is_unsampled
         if not self.answers:
             outputs = [TokenOutput(command.request_id, (), "abort", error="no room")]
         else:
             outputs = [
-                TokenOutput(command.request_id, (50,), queue_s=0.25),
-                TokenOutput(command.request_id, (51,)),
+                TokenOutput(command.request_id, (50,), queue_s=0.25, steps=steps[:2]),
+                TokenOutput(command.request_id, (51,), steps=steps[2:]),
                 TokenOutput(command.request_id, (), "stop", END_ID),
             ]
         if self.says_more:
@@ -155,7 +162,23 @@ async def test_a_request_is_one_trace_over_router_and_weight_node(tmp_path: Path
         assert generate.attributes["kernelflume.microbatches"] == 2
         assert not span.failed
         assert not generate.failed
-        assert len(receiver.spans) == 2
+        sums = {
+            "kernelflume.num_steps": 3,
+            "kernelflume.attention_nodes": ["a-1", "a-2"],
+            "kernelflume.wait_seconds.a-1": pytest.approx(0.07),
+            "kernelflume.wait_seconds.a-2": pytest.approx(0.04),
+        }
+        assert {name: generate.attributes[name] for name in sums} == sums
+        assert {item.trace_id for item in receiver.spans} == {span.trace_id}
+        steps = [child for child in receiver.children(generate) if child.name == "step"]
+        assert sorted(step.attributes["kernelflume.step.rows"] for step in steps) == [1, 5, 30]
+        [prompt] = [step for step in steps if step.attributes["kernelflume.step.rows"] == 5]
+        assert prompt.ended_at_ns - prompt.started_at_ns >= 100_000_000
+        waits = receiver.children(prompt)
+        assert {wait.name for wait in waits} == {"wait for attention"}
+        assert sorted(wait.attributes["kernelflume.attention_node"] for wait in waits) == ["a-1", "a-2"]
+        assert all(wait.ended_at_ns - wait.started_at_ns >= 40_000_000 for wait in waits)
+        assert len(receiver.spans) == 8
 
 
 async def test_a_client_s_own_trace_is_continued_and_chat_is_named(tmp_path: Path) -> None:
@@ -209,7 +232,8 @@ async def test_a_cancelled_request_is_no_failure(tmp_path: Path) -> None:
 
 async def test_what_is_not_sampled_is_not_sent_by_anyone(tmp_path: Path) -> None:
     async with collector() as receiver:
-        async with traced_stack(tmp_path, receiver, sample_ratio=0.0) as (client, _):
+        async with traced_stack(tmp_path, receiver, sample_ratio=0.0) as (client, node):
+            node.is_unsampled = True
             assert (await client.post("/v1/completions", json={"prompt": "Hello"})).status_code == 200
         assert receiver.spans == []
 

@@ -15,7 +15,7 @@ from tests.inprocess import CONFIG, GEOMETRY, PAGE_TOKENS, LocalAttentionNode, L
 from kernelflume.core.errors import HandshakeError
 from kernelflume.core.geometry import FP8, KvGeometry
 from kernelflume.transport.loopback import LoopbackNetwork
-from kernelflume.wnode.messages import Adopted, LinkFailed, LinkLost, LinkOffer
+from kernelflume.wnode.messages import Adopted, LinkFailed, LinkLost, LinkOffer, StepOutput
 
 Rig = Callable[..., tuple[LocalWeightNode, list[LocalAttentionNode]]]
 
@@ -99,6 +99,21 @@ def test_a_node_of_another_format_of_keys_and_values_is_refused_by_name(rig: Rig
             offer.handshake.check(node.handshake)
     finally:
         node.stop()
+
+
+def test_a_traced_request_is_told_of_its_steps_and_their_waits(rig: Rig) -> None:
+    weight, _ = rig(2, max_range_tokens=3)
+    weight.submit("traced", prompt(9), traced=True)
+    weight.submit("other", prompt(5))
+    weight.run_all("traced", "other")
+    outputs = [output for event in weight.recorder.of(StepOutput) for output in event.outputs]
+    steps = [step for output in outputs if output.request_id == "traced" for step in output.steps]
+    assert sum(step.num_rows for step in steps) == 9 + 11
+    assert all(step.seconds > 0 and step.batch_rows >= step.num_rows for step in steps)
+    waits = [wait for step in steps for wait in step.waits]
+    assert {node for node, _ in waits} == {"a0", "a1"}
+    assert all(0 <= waited_s <= max(step.seconds for step in steps) for _, waited_s in waits)
+    assert not any(output.steps for output in outputs if output.request_id == "other")
 
 
 def test_all_pages_are_free_after_the_last_request(rig: Rig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.unit.test_layout import GEOMETRY, SETTINGS
+from tests.unit.test_compose import SETTINGS, VARIABLES
 
 from kernelflume.runtime.settings import load
 from kernelflume.scaler.settings import ScalerSettings
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "POD_NAME": "kernelflume-anode-0",
     "POD_IP": "10.0.0.7",
     "POD_NAMESPACE": "kernelflume",
-    "GEOMETRY": GEOMETRY,
+    "GEOMETRY": VARIABLES["GEOMETRY"],
 }
 
 

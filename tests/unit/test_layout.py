@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
-from kernelflume.anode.settings import AttentionNodeSettings
 from kernelflume.cli.main import app
 from kernelflume.cli.services import SERVICES
-from kernelflume.router.settings import RouterSettings
-from kernelflume.runtime.settings import ServiceSettings, load
-from kernelflume.scaler.settings import ScalerSettings
-from kernelflume.wnode.settings import WeightNodeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = [ROOT / "libs" / "kernelflume", *sorted((ROOT / "services").glob("*/kernelflume"))]
@@ -28,17 +22,6 @@ MODULES = [
     for path in sorted(package.rglob("*.py"))
     if not path.stem.endswith(("_pb2", "_pb2_grpc"))
 ]
-SETTINGS: dict[str, type[ServiceSettings]] = {
-    "anode": AttentionNodeSettings,
-    "router": RouterSettings,
-    "scaler": ScalerSettings,
-    "wnode": WeightNodeSettings,
-}
-GEOMETRY = (
-    '{"model_id": "m", "model_revision": "r", "num_layers": 1, "num_query_heads": 2, "num_kv_heads": 1, '
-    '"head_dim": 8, "dtype": "float32", "kv_dtype": "float32"}'
-)
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose" / "cpu.yaml").read_text())
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -85,34 +68,6 @@ def test_every_dependency_is_pinned() -> None:
         "exact releases only"
     )
     assert wanted - {"kernelflume"} <= names(pinned)
-
-
-@pytest.mark.parametrize("service", ["scaler", "a-1", "a-2", "w-1", "router"])
-def test_compose_commands_are_understood_by_their_services(
-    service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    definition = COMPOSE["services"][service]
-    for name, value in definition["environment"].items():
-        monkeypatch.setenv(name, value)
-    name, *arguments = [re.sub(r"\$\{GEOMETRY:[^}]*\}", GEOMETRY, text) for text in definition["command"]]
-    settings = load(SETTINGS[name], arguments, program=name)
-    assert settings.redis_url == "redis://redis:6379/0"
-    if isinstance(settings, WeightNodeSettings | AttentionNodeSettings):
-        # Others call a node at the address it listens on, so it must be its name in the network.
-        assert settings.address.startswith(f"{service}:")
-        assert settings.doorbell_host == service
-
-
-def test_compose_has_a_health_check_to_wait_for_and_images_that_exist() -> None:
-    targets = set(
-        re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "compose" / "Dockerfile").read_text(), re.MULTILINE)
-    )
-    for name, definition in COMPOSE["services"].items():
-        for needed in definition.get("depends_on", {}):
-            assert "healthcheck" in COMPOSE["services"][needed], f"{name} waits for {needed}"
-        if "build" in definition:
-            assert definition["build"]["target"] in targets
-            assert (ROOT / definition["build"]["dockerfile"]).is_file()
 
 
 def test_the_readme_s_commands_exist() -> None:

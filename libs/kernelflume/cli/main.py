@@ -13,6 +13,7 @@ from kernelflume.cli import services, status
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.cli.drain import drain
 from kernelflume.cli.exits import errors_as_exit
+from kernelflume.cli.keys import keys_commands
 from kernelflume.cli.options import DEFAULT_SCALER, MODEL_HELP, Dtype, KvCacheDtype, LoadFormat, ScalerAddress
 from kernelflume.cli.output import output_console
 from kernelflume.cli.policy import policy_commands
@@ -66,6 +67,7 @@ app.command(short_help="Watch nodes, occupancy and decisions live.")(top)
 app.command(short_help="Add or drain nodes until there are so many.")(scale)
 app.command(short_help="Drain the nodes that are named.")(drain)
 app.add_typer(policy_commands, name="policy")
+app.add_typer(keys_commands, name="keys")
 app.command(short_help="Measure a model for the scaling policy.")(profile)
 
 

@@ -6,9 +6,16 @@ import json
 import logging
 import sys
 import traceback
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOG_FIELDS: ContextVar[Mapping[str, str]] = ContextVar("kernelflume_log_fields", default=MappingProxyType({}))
+"""Fields of every line that is logged in this context, such as a request's task: its ids."""
 _PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -27,6 +34,7 @@ class JsonFormatter(logging.Formatter):
             "service": self._service,
             "logger": record.name,
             "message": record.getMessage(),
+            **LOG_FIELDS.get(),
         }
         # A library's own fields, such as those that Ray gives every record, begin with an underscore.
         line |= {

@@ -62,10 +62,17 @@ class OtelSpan:
         self._span.set_status(trace.StatusCode.ERROR, reason)
 
     def child(
-        self, name: str, *, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes | None = None
+        self,
+        name: str,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes | None = None,
+        lasted_s: float = 0.0,
     ) -> Span:
-        """Start a span under this one."""
-        return _start(self._tracer, name, trace.set_span_in_context(self._span), kind, attributes)
+        """Start a span under this one: now, or ``lasted_s`` seconds ago."""
+        context = trace.set_span_in_context(self._span)
+        began_at_ns = time.time_ns() - int(lasted_s * 1e9) if lasted_s else None
+        return _start(self._tracer, name, context, kind, attributes, began_at_ns=began_at_ns)
 
     def headers(self) -> Headers:
         """Return the W3C headers; the decision not to sample travels too."""
@@ -120,7 +127,19 @@ class OtelTracer:
 
 
 def _start(
-    tracer: trace.Tracer, name: str, context: Context, kind: SpanKind, attributes: Attributes | None
+    tracer: trace.Tracer,
+    name: str,
+    context: Context,
+    kind: SpanKind,
+    attributes: Attributes | None,
+    *,
+    began_at_ns: int | None = None,
 ) -> OtelSpan:
-    span = tracer.start_span(name, context=context, kind=_KINDS[kind], attributes=dict(attributes or {}))
+    span = tracer.start_span(
+        name,
+        context=context,
+        kind=_KINDS[kind],
+        attributes=dict(attributes or {}),
+        start_time=began_at_ns,
+    )
     return OtelSpan(tracer, span)

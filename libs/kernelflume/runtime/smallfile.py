@@ -16,7 +16,7 @@ MAX_BYTES = 64 * 1024
 not so long that the reader's event loop would miss its leases."""
 
 
-def read_small_file(path: Path) -> str:
+def read_small_file(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
     """Return the text of a small regular file.
 
     Raises:
@@ -29,13 +29,13 @@ def read_small_file(path: Path) -> str:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigurationError("it is no regular file")
-            content = os.read(descriptor, MAX_BYTES + 1)
+            content = os.read(descriptor, max_bytes + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise ConfigurationError(f"it cannot be read: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigurationError(f"it is longer than {MAX_BYTES // 1024} KiB")
+    if len(content) > max_bytes:
+        raise ConfigurationError(f"it is longer than {max_bytes // 1024} KiB")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

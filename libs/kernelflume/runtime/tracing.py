@@ -18,7 +18,16 @@ AttributeValue = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
 Headers = tuple[tuple[str, str], ...]
 """W3C trace context as gRPC metadata or HTTP headers; empty without tracing."""
+_NUM_TRACEPARENT_PARTS = 4
 IncomingHeaders = Iterable[tuple[str, str | bytes]]
+
+
+def ids_of(headers: Headers) -> Mapping[str, str]:
+    """Return the ids of trace and span that headers carry, as log lines name them; none without tracing."""
+    for name, value in headers:
+        if name == "traceparent" and len(parts := value.split("-")) >= _NUM_TRACEPARENT_PARTS:
+            return {"trace_id": parts[1], "span_id": parts[2]}
+    return {}
 
 
 class TracingSettings(BaseModel):
@@ -77,9 +86,14 @@ class Span(Protocol):
         ...
 
     def child(
-        self, name: str, *, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes | None = None
+        self,
+        name: str,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes | None = None,
+        lasted_s: float = 0.0,
     ) -> Span:
-        """Start a span under this one."""
+        """Start a span under this one: now, or ``lasted_s`` seconds ago."""
         ...
 
     def headers(self) -> Headers:
@@ -128,6 +142,7 @@ class _NoSpan:
         *,
         kind: SpanKind = SpanKind.INTERNAL,  # noqa: ARG002
         attributes: Attributes | None = None,  # noqa: ARG002
+        lasted_s: float = 0.0,  # noqa: ARG002
     ) -> Span:
         return self
 

@@ -1,4 +1,4 @@
-"""The routing-table store: four small seams that one Redis (or in-memory) store implements.
+"""The routing-table store: small seams that one Redis (or in-memory) store implements.
 
 All methods are coroutines of the caller's event loop; none is called from a step loop. Each raises
 ``UnavailableError`` when the store cannot be reached within its timeout: the data plane then goes on with
@@ -134,8 +134,26 @@ class SettingStore(Protocol):
         ...
 
 
-class RoutingStore(MembershipStore, LeaseStore, SequenceRouteStore, LeaderStore, SettingStore, Protocol):
-    """All five seams on one connection."""
+class ApiKeyStore(Protocol):
+    """API keys of the gateway, each a text by its id; what is in it is ``core.apikeys``'s."""
+
+    async def read_api_keys(self) -> Mapping[str, str]:
+        """Return every key."""
+        ...
+
+    async def put_api_key(self, key_id: str, text: str) -> None:
+        """Keep a key, in place of one with the same id."""
+        ...
+
+    async def drop_api_key(self, key_id: str) -> bool:
+        """Forget a key; False when there was none."""
+        ...
+
+
+class RoutingStore(
+    MembershipStore, LeaseStore, SequenceRouteStore, LeaderStore, SettingStore, ApiKeyStore, Protocol
+):
+    """All six seams on one connection."""
 
     async def close(self) -> None:
         """Close the connection; no other call may follow."""

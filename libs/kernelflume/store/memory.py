@@ -39,6 +39,7 @@ class MemoryServer:
         self.leader: tuple[str, float] | None = None
         self.settings: dict[str, tuple[str, float]] = {}
         """Name -> text and when it vanishes."""
+        self.api_keys: dict[str, str] = {}
 
 
 class MemoryStore:
@@ -174,6 +175,18 @@ class MemoryStore:
                 f"fencing token {fencing_token} is no longer the leader's: {name} is not kept"
             )
         server.settings[name] = (text, math.inf if ttl_s is None else server.clock.now() + ttl_s)
+
+    async def read_api_keys(self) -> Mapping[str, str]:
+        """Return every key; see ``ApiKeyStore.read_api_keys``."""
+        return dict(self._reach().api_keys)
+
+    async def put_api_key(self, key_id: str, text: str) -> None:
+        """Keep a key; see ``ApiKeyStore.put_api_key``."""
+        self._reach().api_keys[key_id] = text
+
+    async def drop_api_key(self, key_id: str) -> bool:
+        """Forget a key; see ``ApiKeyStore.drop_api_key``."""
+        return self._reach().api_keys.pop(key_id, None) is not None
 
     async def close(self) -> None:
         """Hear of no more publishes."""

@@ -44,6 +44,11 @@ class Keys:
         return self._key("settings", name)
 
     @property
+    def api_keys(self) -> str:
+        """Hash of key id -> API key (JSON)."""
+        return self._key("api-keys")
+
+    @property
     def notices(self) -> str:
         """Channel that carries the new epoch at each publish."""
         return self._key("notices")

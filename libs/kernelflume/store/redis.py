@@ -308,6 +308,22 @@ class RedisStore:
         if not written:
             raise ConflictError(f"fencing token {token} is no longer the leader's: {name} is not kept")
 
+    async def read_api_keys(self) -> Mapping[str, str]:
+        """Return every key; see ``ApiKeyStore.read_api_keys``."""
+        async with self._reaching("read the API keys"):
+            texts: Any = await self._redis.hgetall(self._keys.api_keys)
+        return dict(texts)
+
+    async def put_api_key(self, key_id: str, text: str) -> None:
+        """Keep a key; see ``ApiKeyStore.put_api_key``."""
+        async with self._reaching("keep an API key"):
+            await self._redis.hset(self._keys.api_keys, key_id, text)
+
+    async def drop_api_key(self, key_id: str) -> bool:
+        """Forget a key; see ``ApiKeyStore.drop_api_key``."""
+        async with self._reaching("forget an API key"):
+            return bool(await self._redis.hdel(self._keys.api_keys, key_id))
+
     async def close(self) -> None:
         """Stop listening and close every connection."""
         if self._listener is not None:

@@ -12,7 +12,7 @@ from kernelflume.core.errors import DeadlineError, KernelFlumeError
 from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from kernelflume.router.choice import ChoiceText, Delta
     from kernelflume.router.dispatch import ChoiceJob, Dispatcher
@@ -79,6 +79,7 @@ class Completion:
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
         trace: RequestTrace,
+        charge: Callable[[int], None],
         clock: Clock,
         arrived_at: float,
         stall_timeout_s: float,
@@ -93,6 +94,7 @@ class Completion:
             dispatcher: starts the choices.
             metrics: counts them.
             trace: told of the first token and the end.
+            charge: told of tokens as they are generated.
             clock: for latencies.
             arrived_at: when the request came, by ``clock``.
             stall_timeout_s: bound of the wait for the next token of any choice.
@@ -104,6 +106,7 @@ class Completion:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._trace = trace
+        self._charge = charge
         self._clock = clock
         self._arrived_at = arrived_at
         self._finish_reasons: dict[int, str] = {}
@@ -210,6 +213,7 @@ class Completion:
                 continue
             delta = self._texts[index].add(batch)
             news.append((index, delta))
+            self._charge(len(delta.token_ids))
             if delta.finish_reason is not None:
                 # A stop string ends it here while the weight node goes on: tell it at once.
                 self._generations[index].close()
@@ -239,7 +243,7 @@ class Completion:
         logger.info(
             "choice ended",
             extra={
-                "request_id": job.request_id,
+                "choice_id": job.request_id,
                 "reason": reason,
                 "num_prompt_tokens": len(job.prompt_token_ids),
                 "num_tokens": text.num_tokens,

@@ -26,6 +26,14 @@ class BodyTimeoutError(errors.DeadlineError):
     """The request's body did not arrive in time."""
 
 
+class RateLimitedError(errors.OverloadedError):
+    """A key has used up what it may; ``code`` says what."""
+
+    def __init__(self, message: str, *, code: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.code = code
+
+
 class ClientGoneError(errors.KernelFlumeError):
     """The client closed its connection; nobody reads what is answered."""
 
@@ -51,6 +59,8 @@ class ApiError:
 
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to the answer."""
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
         if self.retry_after_s is None:
             return {}
         return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
@@ -73,6 +83,12 @@ def api_error_of(error: Exception) -> ApiError:
             return ApiError(404, str(error), "invalid_request_error", "model_not_found", "model")
         case errors.NotFoundError():
             return ApiError(404, str(error), "invalid_request_error", "not_found")
+        case errors.UnauthenticatedError():
+            return ApiError(401, str(error), "invalid_request_error", "invalid_api_key")
+        case RateLimitedError():
+            return ApiError(
+                429, str(error), "rate_limit_error", error.code, retry_after_s=error.retry_after_s
+            )
         case errors.OverloadedError():
             return ApiError(
                 429, str(error), "rate_limit_error", "overloaded", retry_after_s=error.retry_after_s

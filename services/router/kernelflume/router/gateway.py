@@ -19,6 +19,7 @@ from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead, ChatFormat, CompletionFormat, FinishedChoice
 from kernelflume.router.sampling import for_choice
 from kernelflume.router.streaming import DONE, EventStreamResponse, event, until_disconnect
+from kernelflume.router.tenants import tenant_of
 from kernelflume.router.traces import RequestTrace
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Gateway:
     ) -> Response:
         arrived_at = self._clock.now()
         try:
-            slot = self._admission.enter()
+            slot = await self._admission.enter(tenant_of(request.scope))
         except KernelFlumeError:
             await discard_body(request, timeout_s=self._settings.body_timeout)
             raise
@@ -104,10 +105,11 @@ class Gateway:
                 request, max_bytes=self._settings.max_body_size, timeout_s=self._settings.body_timeout
             )
             order = await read(raw)
+            slot.take_prompt(sum(map(len, order.prompts)))
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
             trace.ordered(order, answer_id)
             answer_format = new_format(self._head(answer_id, order))
-            completion = self._new_completion(order, answer_id, arrived_at, trace)
+            completion = self._new_completion(order, answer_id, arrived_at, trace, slot)
             slot.work = completion
             if order.body.stream:
                 response = await self._stream(
@@ -137,7 +139,7 @@ class Gateway:
         )
 
     def _new_completion(
-        self, order: Order[Any], answer_id: str, arrived_at: float, trace: RequestTrace
+        self, order: Order[Any], answer_id: str, arrived_at: float, trace: RequestTrace, slot: Slot
     ) -> Completion:
         body = order.body
         jobs = [
@@ -164,6 +166,7 @@ class Gateway:
             dispatcher=self._dispatcher,
             metrics=self._metrics,
             trace=trace,
+            charge=slot.charge,
             clock=self._clock,
             arrived_at=arrived_at,
             stall_timeout_s=self._settings.stall_timeout,
@@ -205,6 +208,8 @@ class Gateway:
         return EventStreamResponse(
             _events(completion, answer_format, with_usage=order.body.include_usage),
             write_timeout_s=self._settings.write_timeout,
+            slow_reader_timeout_s=self._settings.slow_reader_timeout,
+            clock=self._clock,
             on_close=close,
             on_disconnect=self._metrics.disconnects.inc,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import ipaddress
 import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +17,13 @@ from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.router.admission import Admission
 from kernelflume.router.app import build_app
+from kernelflume.router.connections import ConnectionBounds, connection_class
 from kernelflume.router.dispatch import Dispatcher
 from kernelflume.router.gateway import Gateway
+from kernelflume.router.guard import guard
+from kernelflume.router.httptls import HttpTls
 from kernelflume.router.intake import Intake
+from kernelflume.router.keysource import FileKeys, Keys, StoreKeys
 from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
@@ -30,7 +36,7 @@ from kernelflume.store.redis import RedisStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from kernelflume.router.settings import RouterSettings
     from kernelflume.runtime.tracing import Tracer
@@ -40,6 +46,7 @@ logger = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0
 """Time for the errors of requests that shutdown ends to reach their clients."""
 _KEEP_ALIVE_S = 75
+_CERTIFICATES_INTERVAL_S = 5.0
 
 
 class _Server(uvicorn.Server):
@@ -66,13 +73,15 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         )
         tracer = open_tracer(settings.tracing, service="router", instance=socket.gethostname())
         store = None
-        if not settings.weight_nodes:
+        if not settings.weight_nodes or settings.auth.keys_in_store:
             store = RedisStore(settings.redis_url, cluster=settings.cluster)
         nodes = WeightNodes(
             addresses=settings.weight_nodes,
-            leases=store,
+            leases=None if settings.weight_nodes else store,
             revision=checkpoint.revision,
             channels=Channels(tls=settings.tls.open()),
+            clock=MonotonicClock(),
+            progress_timeout_s=settings.progress_timeout,
         )
         try:
             await _serve(
@@ -81,6 +90,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 tokenizer=tokenizer,
                 defaults=GenerationDefaults.load(checkpoint.path),
                 nodes=nodes,
+                store=store,
                 executor=executor,
                 tracer=tracer,
             )
@@ -98,13 +108,21 @@ async def _serve(
     tokenizer: Tokenizer,
     defaults: GenerationDefaults,
     nodes: WeightNodes,
+    store: RedisStore | None,
     executor: ThreadPoolExecutor,
     tracer: Tracer,
 ) -> None:
     clock = MonotonicClock()
     names = settings.model_names
     metrics = RouterMetrics(names[0], nodes.views)
-    admission = Admission(settings.max_concurrent_requests, metrics=metrics)
+    keys = await _open_keys(settings, store)
+    admission = Admission(
+        settings.max_concurrent_requests,
+        max_waiting=settings.max_waiting_requests,
+        queue_timeout_s=settings.queue_timeout,
+        metrics=metrics,
+        clock=clock,
+    )
     intake = Intake(
         tokenizer=tokenizer,
         defaults=defaults,
@@ -132,12 +150,31 @@ async def _serve(
         tracer=tracer,
     )
     app = build_app(gateway=gateway, intake=intake, admission=admission, metrics=metrics, model_names=names)
+    guarded = guard(
+        app,
+        settings,
+        endpoints={"/v1/chat/completions": gateway.chat, "/v1/completions": gateway.complete},
+        keys=keys,
+        admission=admission,
+        metrics=metrics,
+        clock=clock,
+    )
+    tls = HttpTls(settings.http_tls) if settings.http_tls.enabled else None
     with _listen(settings.host, settings.port, settings.write_timeout) as listener:
-        server = _new_server(app)
-        refreshing = asyncio.create_task(nodes.run(interval_s=settings.refresh_interval))
+        server = _new_server(guarded, settings, tls)
+        upkeep = [nodes.run(interval_s=settings.refresh_interval)]
+        if keys is not None:
+            upkeep.append(keys.run(interval_s=settings.auth.refresh_interval))
+        if tls is not None:
+            upkeep.append(tls.run(interval_s=_CERTIFICATES_INTERVAL_S))
+        refreshing = asyncio.gather(*upkeep)
         serving = asyncio.create_task(server.serve([listener]))
         host, port = listener.getsockname()[:2]
-        logger.info("listening", extra={"url": f"http://{host}:{port}", "models": names})
+        scheme = "http" if tls is None else "https"
+        # What was loaded by now stays for good: looking through it again and again would hold tokens up.
+        gc.collect()
+        gc.freeze()
+        logger.info("listening", extra={"url": f"{scheme}://{host}:{port}", "models": names})
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((serving, stopping, refreshing), return_when=asyncio.FIRST_COMPLETED)
@@ -145,8 +182,8 @@ async def _serve(
             server.should_exit = True
             await serving
         finally:
-            for task in (stopping, refreshing):
-                task.cancel()
+            stopping.cancel()
+            refreshing.cancel()
             await asyncio.gather(stopping, refreshing, return_exceptions=True)
 
 
@@ -161,20 +198,60 @@ async def _drain(admission: Admission, timeout_s: float) -> None:
     await admission.wait_empty(timeout_s=_LAST_WORDS_S)
 
 
-def _new_server(app: FastAPI) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            # All requests were given their time before the server is told to exit.
-            timeout_graceful_shutdown=int(_LAST_WORDS_S),
-        )
+async def _open_keys(settings: RouterSettings, store: RedisStore | None) -> Keys | None:
+    """Return the keys that requests need, or None where they need none.
+
+    Raises:
+        ConfigurationError: the keys cannot be read.
+    """
+    if settings.auth.keys_file is not None:
+        keys = Keys(FileKeys(settings.auth.keys_file))
+    elif settings.auth.keys_in_store and store is not None:
+        keys = Keys(StoreKeys(store))
+    else:
+        if not is_loopback(settings.host):
+            logger.warning(
+                "anybody who reaches %s may use this server: no API keys are set (auth.keys-file, "
+                "auth.keys-in-store)",
+                settings.host,
+            )
+        return None
+    await keys.load()
+    return keys
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address; a name that is none counts as reached by others."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _new_server(app: ASGIApp, settings: RouterSettings, tls: HttpTls | None) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=connection_class(
+            ConnectionBounds(
+                max_connections=settings.max_connections,
+                head_timeout_s=settings.head_timeout,
+                max_head_bytes=settings.max_head_size,
+            )
+        ),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        # All requests were given their time before the server is told to exit.
+        timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )
+    config.load()
+    if tls is not None:
+        # uvicorn would read the files once; this context is given new ones.
+        config.ssl = tls.context
+    return _Server(config)
 
 
 def _listen(host: str, port: int, write_timeout_s: float) -> socket.socket:

@@ -93,6 +93,29 @@ class RouterMetrics:
         self.requests_in_progress = Gauge(
             "kernelflume_router_requests_in_progress", "HTTP requests that generate.", registry=self.registry
         )
+        self.requests_queued = Gauge(
+            "kernelflume_router_requests_queued",
+            "HTTP requests that wait for others to end.",
+            registry=self.registry,
+        )
+        self.queue_time = Histogram(
+            "kernelflume_router_queue_seconds",
+            "Time that requests waited for others to end; those that did not wait are not counted.",
+            buckets=_FIRST_TOKEN_S,
+            registry=self.registry,
+        )
+        self.refusals = Counter(
+            "kernelflume_router_refusals",
+            "Requests refused for limits of their key or for want of room, by reason.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.unauthenticated = Counter(
+            "kernelflume_router_unauthenticated",
+            "Requests refused because they carried no key, or a bad one.",
+            ("reason",),
+            registry=self.registry,
+        )
         self.http_responses = Counter(
             "kernelflume_router_http_responses",
             "HTTP responses, by route and status.",

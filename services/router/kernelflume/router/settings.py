@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path  # noqa: TC003 - pydantic reads the annotations at run time
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from kernelflume.core.apikeys import KeyLimits
 from kernelflume.runtime.settings import ByteSize, ServiceSettings
+from kernelflume.runtime.tls import TlsSettings
 
 
 def _split(value: object) -> object:
@@ -21,6 +24,47 @@ def _split(value: object) -> object:
 
 NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Names, separated by commas or given by a flag more than once."""
+
+
+class AuthSettings(BaseModel):
+    """API keys; without a place for them everybody may ask."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    keys_file: Path | None = None
+    """File of keys, which `kernelflume keys` writes; it is read again when it has changed."""
+    keys_in_store: bool = False
+    """Use the keys that `kernelflume keys` keeps in the routing-table store, for all routers."""
+    refresh_interval: float = Field(default=1.0, gt=0.0)
+    """Seconds between two looks at the keys: so long a revoked one may still be used."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests a minute of a key that has no such limit of its own; default: any number."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Prompt and generated tokens a minute of a key without such a limit of its own; default: any number."""
+    concurrent_requests: int | None = Field(default=None, ge=1)
+    """Requests in progress of a key that has no such limit of its own; default: any number."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.keys_file is not None and self.keys_in_store:
+            raise ValueError("auth.keys-file and auth.keys-in-store are two places for keys; give one")
+        if not self.enabled and self.default_limits != KeyLimits():
+            raise ValueError("auth: limits of keys need auth.keys-file or auth.keys-in-store")
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        """True when a request needs a key."""
+        return self.keys_file is not None or self.keys_in_store
+
+    @property
+    def default_limits(self) -> KeyLimits:
+        """Limits of a key that has none of its own."""
+        return KeyLimits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            concurrent_requests=self.concurrent_requests,
+        )
 
 
 class RouterSettings(ServiceSettings):
@@ -46,8 +90,27 @@ class RouterSettings(ServiceSettings):
     """Addresses (host:port) of the weight nodes; default: found through their leases in the store."""
     refresh_interval: float = Field(default=1.0, gt=0.0)
     """Seconds between two looks at the weight nodes: who lives, and each one's load."""
+    auth: AuthSettings = AuthSettings()
+    """API keys."""
+    open_paths: NameList = ("/health", "/ready", "/metrics", "/version")
+    """Paths that need no key, with everything below them; say `/health,/ready` to keep metrics to keys."""
+    http_tls: TlsSettings = TlsSettings()
+    """HTTPS for clients; `tls` is for gRPC. Files are read again when they have changed."""
+    cors_origins: NameList = ()
+    """Origins like https://chat.example.org whose pages may call; `*` is all of them. Default: none."""
     max_concurrent_requests: int = Field(default=256, ge=1)
-    """Requests in progress at once; one more is refused with 429."""
+    """Requests in progress at once; more wait. Near what the weight nodes run at once, so that the fair
+    queue is here and not theirs."""
+    max_waiting_requests: int = Field(default=256, ge=0)
+    """Requests that wait for others to end, fair among keys; one more is refused with 429."""
+    queue_timeout: float = Field(default=30.0, gt=0.0)
+    """Seconds that a request may wait for others to end; then it is refused with 429."""
+    max_connections: int = Field(default=4096, ge=1)
+    """HTTP connections open at once; one more is closed."""
+    head_timeout: float = Field(default=10.0, gt=0.0)
+    """Seconds in which a request's line and headers must have arrived."""
+    max_head_size: ByteSize = 64 * 1024
+    """Largest request line and headers in bytes."""
     max_choices: int = Field(default=128, ge=1)
     """Choices one request may ask for: `n` times its prompts. OpenAI's own limit for `n` is 128."""
     max_body_size: ByteSize = 16 * 1024 * 1024
@@ -60,6 +123,10 @@ class RouterSettings(ServiceSettings):
     """Seconds to wait for the next token, the first one included."""
     write_timeout: float = Field(default=60.0, gt=0.0)
     """Seconds in which a client must take some of what is sent to it."""
+    slow_reader_timeout: float = Field(default=120.0, gt=0.0)
+    """Seconds in all that a stream may wait for its client to read; then it is ended."""
+    progress_timeout: float = Field(default=30.0, gt=0.0)
+    """Seconds without a step after which a weight node that has requests is not used, nor called ready."""
     shutdown_timeout: float = Field(default=30.0, ge=0.0)
     """Seconds that running requests have to end after SIGTERM."""
     tokenizer_threads: int = Field(default=2, ge=1)

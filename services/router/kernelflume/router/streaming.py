@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from kernelflume.runtime.clock import Clock
+
 T = TypeVar("T")
 
 DONE = "data: [DONE]\n\n"
@@ -77,6 +79,8 @@ class EventStreamResponse(Response):
         events: AsyncGenerator[str, None],
         *,
         write_timeout_s: float,
+        slow_reader_timeout_s: float,
+        clock: Clock,
         on_close: Callable[[], None],
         on_disconnect: Callable[[], None],
     ) -> None:
@@ -84,7 +88,10 @@ class EventStreamResponse(Response):
 
         Args:
             events: the events; closed at the end.
-            write_timeout_s: bound of the wait for a client that does not read.
+            write_timeout_s: bound of one wait for a client that does not read.
+            slow_reader_timeout_s: bound of all such waits together: for one that reads, but slower than it
+                is written to.
+            clock: for these waits.
             on_close: called once at the end, however it came.
             on_disconnect: called before that if the client did not stay until the end.
         """
@@ -92,6 +99,8 @@ class EventStreamResponse(Response):
         del self.headers["content-length"]
         self._events = events
         self._write_timeout_s = write_timeout_s
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._clock = clock
         self._on_close = on_close
         self._on_disconnect = on_disconnect
 
@@ -110,8 +119,14 @@ class EventStreamResponse(Response):
 
     async def _send_all(self, send: Send, watchdog: Watchdog) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        now, patience_s = self._clock.now, self._slow_reader_timeout_s
         async for text in self._events:
+            began_at = now()
             watchdog.arm()
+            # Returns at once unless the client is behind by more than the connection's buffers.
             await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
             watchdog.disarm()
+            patience_s -= now() - began_at
+            if patience_s < 0:
+                raise ClientGoneError("the client reads slower than it is written to")
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -214,6 +214,9 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) < LONG_TEXT_CHARS:
+            # Getting the interpreter back from other threads would take longer than this does.
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         # The batch call lets other threads run while it works; the plain one does not.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encodings[0].ids)

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from kernelflume.router.errors import api_error_of
-from kernelflume.runtime.tracing import SpanKind
+from kernelflume.runtime.logging import LOG_FIELDS
+from kernelflume.runtime.tracing import SpanKind, ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,15 +37,16 @@ class RequestTrace:
             "http.route": path,
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "kernelflume",
+            "kernelflume.http.request_id": request.scope.get("state", {}).get("request_id", ""),
         }
-        return cls(
-            tracer.start(
-                f"{request.method} {path}",
-                kind=SpanKind.SERVER,
-                headers=request.headers.items(),
-                attributes=attributes,
-            )
+        span = tracer.start(
+            f"{request.method} {path}",
+            kind=SpanKind.SERVER,
+            headers=request.headers.items(),
+            attributes=attributes,
         )
+        LOG_FIELDS.set({**LOG_FIELDS.get(), **ids_of(span.headers())})
+        return cls(span)
 
     def ordered(self, order: Order[Any], answer_id: str) -> None:
         """Note what was asked for."""
@@ -69,6 +71,7 @@ class RequestTrace:
         if not self._has_token:
             self._has_token = True
             self._span.event("gen_ai.first_token", {"kernelflume.time_to_first_token": seconds})
+            self._span.set({"gen_ai.server.time_to_first_token": seconds})
 
     def completed(self, usage: Usage, finish_reasons: Iterable[str], error: Exception | None) -> None:
         """Note how the choices ended."""
@@ -78,6 +81,7 @@ class RequestTrace:
             {
                 "gen_ai.usage.input_tokens": usage.num_prompt_tokens,
                 "gen_ai.usage.output_tokens": usage.num_completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.num_cached_tokens,
                 "gen_ai.response.finish_reasons": tuple(finish_reasons),
             }
         )

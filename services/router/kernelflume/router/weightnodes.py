@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.leases import NodeKind
 from kernelflume.router.placement import WeightNodeView
+from kernelflume.router.progress import ProgressWatch
 from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernelflume.router.generation import GenerateCall
+    from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
     from kernelflume.store.base import LeaseStore
 
@@ -40,8 +42,9 @@ class ModelLimits:
 class WeightNode:
     """One weight node and the channel to it. Owned by ``WeightNodes``."""
 
-    def __init__(self, address: str, channels: Channels) -> None:
+    def __init__(self, address: str, channels: Channels, watch: ProgressWatch) -> None:
         self.address = address
+        self._watch = watch
         self._channel = channels.open(address)
         self._stub = wnode_pb2_grpc.WeightNodeStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -111,6 +114,8 @@ class WeightNode:
             return f"it serves {self.card.geometry.model_id} at revision {theirs}, not {revision}"
         self._load = await self._stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=_PROBE_TIMEOUT_S)
         self._num_calls_at_load = self._num_calls
+        if stuck := self._watch.look(self._load):
+            return stuck
         # Without one it could only queue what it is sent: no keys and values have a place.
         return None if self._load.prepared_nodes else "it is connected to no attention node"
 
@@ -129,6 +134,8 @@ class WeightNodes:
         leases: LeaseStore | None = None,
         revision: str | None = None,
         channels: Channels = PLAINTEXT,
+        clock: Clock,
+        progress_timeout_s: float,
     ) -> None:
         """Know where to look.
 
@@ -137,11 +144,15 @@ class WeightNodes:
             leases: where weight nodes hold their leases.
             revision: fingerprint of the model; nodes that serve another one are not used.
             channels: how they are called.
+            clock: for progress.
+            progress_timeout_s: a node that has requests and makes no step for so long is not used.
         """
         self._addresses = tuple(addresses)
         self._leases = leases
         self._revision = revision
         self._channels = channels
+        self._clock = clock
+        self._progress_timeout_s = progress_timeout_s
         self._nodes: dict[str, WeightNode] = {}
         self._leaving: list[WeightNode] = []
         self._store_lost = False
@@ -192,7 +203,9 @@ class WeightNodes:
         if living is None:
             return
         for address in set(living) - self._nodes.keys():
-            self._nodes[address] = WeightNode(address, self._channels)
+            self._nodes[address] = WeightNode(
+                address, self._channels, ProgressWatch(self._clock, self._progress_timeout_s)
+            )
         for address in self._nodes.keys() - set(living):
             # Its lease ran out, but requests may still run there: the channel stays until they have ended.
             logger.info("weight node left", extra={"address": address})

@@ -29,6 +29,7 @@ from kernelflume.wnode.messages import (
     LinkLost,
     LinkReady,
     RoutesChanged,
+    StepTrace,
     Stop,
     Submit,
     TokenOutput,
@@ -152,12 +153,20 @@ class Engine:
             case TableBuilt():
                 self._adopt(item)
 
-    def _submit(self, item: Submit, matcher: Matcher | None = None) -> None:
+    def _submit(self, submit: Submit, matcher: Matcher | None = None) -> None:
         self._num_requests += 1
-        seed = item.sampling.seed
+        seed = submit.sampling.seed
         key = seed if seed is not None else (self._seed << 32) + self._num_requests
         self._scheduler.submit(
-            Sequence(item.request_id, item.prompt, item.sampling, key, self._clock.now(), matcher=matcher)
+            Sequence(
+                submit.request_id,
+                submit.prompt,
+                submit.sampling,
+                key,
+                self._clock.now(),
+                matcher=matcher,
+                traced=submit.traced,
+            )
         )
 
     def _adopt(self, item: TableBuilt) -> None:
@@ -227,7 +236,7 @@ class Engine:
         self._num_steps += 1
         self._step_clock.begin()
         started = self._clock.now()
-        self._links.waited_s = 0.0
+        self._links.begin_step()
         lost: list[PeerLostError] = []
         by_graph = self._graph_runner is not None and self._graph_runner.can_run(batch)
         try:
@@ -335,6 +344,8 @@ class Engine:
             sequence.num_computed += chunk.num_rows
             if sequence.queue_s is None:
                 sequence.queue_s = started_at_s - sequence.submitted_at_s
+            if sequence.traced:
+                self._trace_step(sequence, chunk.num_rows, batch.num_rows, started_at_s)
         if changed:
             self._reporter.send(RoutesChanged({key: s.route for key, s in changed.items()}, ()))
         outputs: list[TokenOutput] = []
@@ -347,6 +358,11 @@ class Engine:
         self._emit(*outputs)
         for sequence in ended:
             self._end(sequence)
+
+    def _trace_step(self, sequence: Sequence, num_rows: int, batch_rows: int, started_at_s: float) -> None:
+        waited = self._links.waited_for_s
+        waits = tuple((node, waited[node]) for node in sequence.route.node_ids if node in waited)
+        sequence.steps.append(StepTrace(self._clock.now() - started_at_s, num_rows, batch_rows, waits))
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         sampling = sequence.sampling
@@ -361,6 +377,7 @@ class Engine:
                 token,
                 queue_s=queue_s,
                 prompt_logprobs=prompt_logprobs,
+                steps=sequence.take_steps(),
             )
         if sequence.matcher is not None and not sequence.matcher.accept(token):
             return TokenOutput(
@@ -376,6 +393,7 @@ class Engine:
             queue_s=queue_s,
             logprobs=() if logprobs is None else (logprobs,),
             prompt_logprobs=prompt_logprobs,
+            steps=sequence.take_steps(),
         )
 
     # --- ends ----------------------------------------------------------------------------------------

@@ -56,7 +56,14 @@ class LinkTable:
         """The same by node id and name: a node started anew may be connected beside its last start."""
         self._closed: deque[tuple[float, Link]] = deque()
         self.waited_s = 0.0
-        """Time spent in ``wait_until`` since the caller last reset it."""
+        """Time spent in ``wait_until`` since ``begin_step``."""
+        self.waited_for_s: dict[str, float] = {}
+        """The same by the node that was waited for; waits for several nodes overlap."""
+
+    def begin_step(self) -> None:
+        """Count waits from nothing."""
+        self.waited_s = 0.0
+        self.waited_for_s.clear()
 
     def add(self, link: Link) -> None:
         """Take a link in; its notices are received from now on."""
@@ -110,8 +117,11 @@ class LinkTable:
             return
         started = self._clock.now()
         deadline = Deadline(self._clock, self._exchange_timeout_s)
+        missing = [link.node_id for link in waited_for()]
         try:
             while not condition():
+                if len(missing) > 1:
+                    missing = self._count_waits(missing, waited_for(), started)
                 if deadline.expired:
                     slow = next(iter(waited_for())).node_name
                     raise PeerLostError(slow, f"no answer within {self._exchange_timeout_s:g} s")
@@ -123,7 +133,19 @@ class LinkTable:
                             raise PeerLostError(link.node_name, reason)
                         link.probe()
         finally:
-            self.waited_s += self._clock.now() - started
+            waited_s = self._clock.now() - started
+            self.waited_s += waited_s
+            for node_id in missing:
+                self.waited_for_s[node_id] = self.waited_for_s.get(node_id, 0.0) + waited_s
+
+    def _count_waits(self, before: list[str], waited_for: Iterable[Link], started_s: float) -> list[str]:
+        """Count the waits for nodes that have answered since; return those that are still waited for."""
+        still = [link.node_id for link in waited_for]
+        if len(still) < len(before):
+            waited_s = self._clock.now() - started_s
+            for node_id in set(before).difference(still):
+                self.waited_for_s[node_id] = self.waited_for_s.get(node_id, 0.0) + waited_s
+        return still
 
     def _forget(self, node_name: str) -> Link | None:
         link = self._links.pop(node_name, None)

@@ -43,6 +43,8 @@ class Submit:
     sampling: SamplingParameters
     grammar: bytes = b""
     """The compiled grammar of ``sampling.grammar``, where there is one."""
+    traced: bool = False
+    """Tell with its tokens what its steps took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,20 @@ class EngineReady:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step that a traced request was part of."""
+
+    seconds: float
+    num_rows: int
+    """Rows of the request itself: 1 while decoding, more of a prompt."""
+    batch_rows: int
+    """Rows of the whole step."""
+    waits: tuple[tuple[str, float], ...]
+    """Attention nodes of the request that the step waited for, each with the seconds, over all layers, until
+    its partials had come. Waits for several nodes overlap; inside a captured graph nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """New tokens of one request."""
 
@@ -127,6 +143,8 @@ class TokenOutput:
     """Of each of ``token_ids``, where the request asked for it."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With the first token: of the prompt's tokens but the first, where the request asked for it."""
+    steps: tuple[StepTrace, ...] = ()
+    """Of a traced request: its steps since the output before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +278,8 @@ class EngineReport:
     """Graphs captured since the start."""
     num_microbatches: int = 0
     """Of the latest step that ran as a captured graph; 0 before the first."""
+    kv_usage: float = 0.0
+    """Share of the active attention nodes' pages that are taken or promised, by whomever; 0 without nodes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from kernelflume.wnode.messages import Adopted, EngineReport, LinkLost
+    from kernelflume.wnode.messages import Adopted, EngineReport, LinkLost, StepOutput
 
 _MICROSECOND_BUCKETS = tuple(step * scale for scale in (1e-6, 1e-5, 1e-4, 1e-3) for step in (1, 2, 3, 5, 7))
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+
+
+_QUEUE_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class WeightNodeMetrics:
@@ -21,6 +24,17 @@ class WeightNodeMetrics:
         self._waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", registry=registry)
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens computed.", registry=registry)
         self._generation = Counter("vllm:generation_tokens", "Tokens generated.", registry=registry)
+        self._kv_usage = Gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of the active attention nodes' pages that are in use; 1 is all.",
+            registry=registry,
+        )
+        self._queue_time = Histogram(
+            "vllm:request_queue_time_seconds",
+            "Time from a request's arrival to its first step.",
+            buckets=_QUEUE_BUCKETS,
+            registry=registry,
+        )
         self._restarts = Counter(
             "vllm:num_preemptions", "Sequences that were restarted and recomputed.", registry=registry
         )
@@ -67,10 +81,17 @@ class WeightNodeMetrics:
         self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
         self._seen = (0, 0, 0)
 
+    def take_outputs(self, event: StepOutput) -> None:
+        """Note how long the requests waited whose first token this step brought."""
+        for output in event.outputs:
+            if output.queue_s is not None:
+                self._queue_time.observe(output.queue_s)
+
     def take_report(self, report: EngineReport) -> None:
         """Add what happened since the last report."""
         self._running.set(report.num_running)
         self._waiting.set(report.num_waiting)
+        self._kv_usage.set(report.kv_usage)
         totals = (report.prompt_tokens, report.generation_tokens, report.num_restarts)
         for counter, total, seen in zip(
             (self._prompt, self._generation, self._restarts), totals, self._seen, strict=True

@@ -151,6 +151,7 @@ class Reporter:
                 num_graph_steps=self._num_graph_steps,
                 num_graph_captures=self.num_graph_captures,
                 num_microbatches=self._num_microbatches,
+                kv_usage=1 - ledger.num_usable_pages / ledger.num_pages if ledger.num_pages else 0.0,
             )
         )
 

@@ -62,7 +62,7 @@ class RequestTable:
             )
 
     async def stream(
-        self, request_id: str, prompt: list[int], sampling: SamplingParameters
+        self, request_id: str, prompt: list[int], sampling: SamplingParameters, *, traced: bool = False
     ) -> AsyncIterator[list[TokenOutput]]:
         """Run a request; yield what came since the last time. Leaving the iteration cancels the request.
 
@@ -82,7 +82,7 @@ class RequestTable:
         ended = False
         try:
             grammar = b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar)
-            self._send(Submit(request_id, prompt, sampling, grammar))
+            self._send(Submit(request_id, prompt, sampling, grammar, traced))
             while not ended:
                 outputs = [await queue.get()]
                 while not queue.empty():

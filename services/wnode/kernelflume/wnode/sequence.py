@@ -13,6 +13,7 @@ from kernelflume.wnode.sampling.seen import SeenTokens
 if TYPE_CHECKING:
     from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
     from kernelflume.wnode.grammar.matcher import Matcher
+    from kernelflume.wnode.messages import StepTrace
 
 
 class SequenceState(StrEnum):
@@ -56,6 +57,9 @@ class Sequence:
     """When the engine got it, by the engine's clock."""
     queue_s: float | None = None
     """Seconds from then to its first step."""
+    traced: bool = False
+    steps: list[StepTrace] = field(default_factory=list)
+    """Of a traced request: its steps that no output told of yet."""
     sequence_id: int = 0
     """Name on attention nodes; a restarted sequence gets a new one, so that a late free hits nothing."""
     state: SequenceState = SequenceState.WAITING
@@ -150,6 +154,13 @@ class Sequence:
         if state is None:
             raise LifecycleError(f"request {self.request_id} is {self.state}: {event} is not legal")
         self.state = state
+
+    def take_steps(self) -> tuple[StepTrace, ...]:
+        """Return the steps that no output told of yet, which one does now."""
+        if not self.steps:
+            return ()
+        steps, self.steps = tuple(self.steps), []
+        return steps
 
     def restart(self) -> None:
         """Forget all computed state and wait again; the tokens so far are kept and recomputed."""

@@ -13,6 +13,7 @@ from kernelflume.rpc.codec import (
     step_times_to_proto,
 )
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+from kernelflume.runtime.logging import LOG_FIELDS
 from kernelflume.runtime.tracing import NO_TRACER
 from kernelflume.wnode.traces import GenerateTrace
 
@@ -44,11 +45,16 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
     ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
         """Run one request."""
         trace = GenerateTrace.begin(self._tracer, request, context.invocation_metadata())
+        # The call has a task of its own, whose context nobody else shares.
+        LOG_FIELDS.set({"request_id": request.request_id, **trace.ids})
         num_tokens = 0
         try:
             sampling = sampling_from_proto(request.sampling)
-            stream = self._shell.requests.stream(request.request_id, list(request.prompt_token_ids), sampling)
+            stream = self._shell.requests.stream(
+                request.request_id, list(request.prompt_token_ids), sampling, traced=trace.recording
+            )
             async for outputs in stream:
+                trace.stepped(outputs)
                 if not num_tokens:
                     trace.first_token(outputs[0])
                 last = outputs[-1]

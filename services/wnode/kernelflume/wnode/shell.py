@@ -99,6 +99,7 @@ class Shell:
         match event:
             case StepOutput():
                 self.requests.deliver(event)
+                self._metrics.take_outputs(event)
             case LinkOffer() | LinkReady() | LinkFailed() | LinkClosed():
                 self.endpoints.deliver(event)
             case LinkLost():

@@ -1,0 +1,475 @@
+"""Keys, limits, fairness, CORS, request ids and bounds of the router, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+from tests.certificates import Identity, stamped
+from tests.router_parts import (
+    Event,
+    byte_level_tokenizer,
+    endless,
+    eventually,
+    post,
+    router,
+    saying,
+    weight_node,
+    write_model,
+)
+from typer.testing import CliRunner
+
+from kernelflume.cli.main import app
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.router.httptls import HttpTls
+from kernelflume.runtime.logging import JsonFormatter
+from kernelflume.runtime.tls import TlsSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from tests.certificates import Authority
+
+LETTER = byte_level_tokenizer().encode("x").ids[0]
+BODY = {"prompt": "a", "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def lines() -> Iterator[StringIO]:
+    """What this process logs, as a service writes it."""
+    stream = StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter("router"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield stream
+    root.setLevel(level)
+    root.removeHandler(handler)
+
+
+def keys(*arguments: str) -> str:
+    """Run ``kernelflume keys`` and return its last line."""
+    result = CliRunner().invoke(app, ["keys", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_a_key_of_a_file_lets_in_until_it_is_revoked(
+    model: Path, tmp_path: Path, lines: StringIO
+) -> None:
+    path = tmp_path / "keys.json"
+    key = keys("create", "alice", "--file", str(path))
+    auth = {"keys_file": path, "refresh_interval": 0.02}
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node], auth=auth) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        wrong = "kf-0123456789ab-" + "w" * 43
+        for headers in (
+            {},
+            bearer(wrong),
+            bearer("x"),
+            {"authorization": key},
+            {"authorization": f"Basic {key}"},
+        ):
+            refused = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            error = refused.json()["error"]
+            assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+            assert "x-request-id" in refused.headers
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/nowhere")).status_code == 401
+        for path_name in ("/health", "/ready", "/metrics"):
+            assert (await client.get(path_name)).status_code == 200
+        assert (await client.post("/v1/completions", json=BODY, headers=bearer(key))).status_code == 200
+        assert (
+            await client.get("/v1/models", headers={"authorization": f"bearer  {key}"})
+        ).status_code == 200
+
+        other = keys("create", "bob", "--file", str(path))
+
+        async def is_known() -> bool:
+            return (await client.get("/v1/models", headers=bearer(other))).status_code == 200
+
+        await eventually(is_known)
+        keys("revoke", key.split("-")[1], "--file", str(path))
+
+        async def is_revoked() -> bool:
+            return (await client.get("/v1/models", headers=bearer(key))).status_code == 401
+
+        await eventually(is_revoked)
+        path.write_text("{")
+        await asyncio.sleep(0.1)
+        assert (await client.get("/v1/models", headers=bearer(other))).status_code == 200
+        metrics = (await client.get("/metrics")).text
+        assert 'kernelflume_router_unauthenticated_total{reason="bad_key"}' in metrics
+        assert 'kernelflume_router_unauthenticated_total{reason="no_key"}' in metrics
+    logged = lines.getvalue()
+    assert "cannot be read" in logged
+    for secret in (key, other, wrong):
+        assert secret not in logged
+        assert secret.split("-")[2] not in logged
+
+
+async def test_the_official_client_s_key_is_checked_and_its_errors_are_typed(
+    model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    key = keys("create", "alice", "--file", str(path), "--requests-per-minute", "1")
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node], auth={"keys_file": path}) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        answer = await client.completions.with_raw_response.create(model="tiny", prompt="a")
+        assert answer.headers["x-ratelimit-limit-requests"] == "1"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+        assert answer.headers["x-ratelimit-reset-requests"].endswith("s")
+        with pytest.raises(openai.RateLimitError) as limited:
+            await client.completions.create(model="tiny", prompt="a")
+        assert limited.value.code == "rate_limit_exceeded"
+        assert 50 <= int(limited.value.response.headers["retry-after"]) <= 60
+        with pytest.raises(openai.AuthenticationError):
+            await client.with_options(api_key="sk-wrong").models.list()
+
+
+@pytest.mark.redis
+async def test_keys_of_the_store_are_seen_by_a_router(model: Path, valkey_url: str) -> None:
+    place = ("--redis-url", valkey_url, "--cluster", "keys-test")
+
+    async def run_keys(*arguments: str) -> str:
+        # In a thread: the command has an event loop of its own.
+        return await asyncio.to_thread(keys, *arguments)
+
+    key = await run_keys("create", "alice", *place, "--tokens-per-minute", "1000", "--weight", "2")
+    settings = {"redis_url": valkey_url, "cluster": "keys-test"}
+    auth = {"keys_in_store": True, "refresh_interval": 0.02}
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node], auth=auth, **settings) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        answer = await client.post("/v1/completions", json=BODY, headers=bearer(key))
+        assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+        listed = json.loads(await run_keys("list", "--json", *place))
+        assert [(item["name"], item["weight"]) for item in listed] == [("alice", 2.0)]
+        assert key not in json.dumps(listed)
+        await run_keys("revoke", key.split("-")[1], *place)
+
+        async def is_revoked() -> bool:
+            return (await client.get("/v1/models", headers=bearer(key))).status_code == 401
+
+        await eventually(is_revoked)
+
+
+async def test_a_store_that_is_away_is_no_open_door(model: Path) -> None:
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node], auth={"keys_in_store": True}, redis_url="redis://127.0.0.1:1/0") as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/models", headers=bearer("kf-x"))).status_code == 503
+        assert (await client.get("/ready")).status_code == 200
+
+
+async def test_waiting_requests_are_served_and_their_number_is_bounded(model: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Any) -> AsyncIterator[Any]:
+        await go_on.wait()
+        yield Event(token_ids=[LETTER], finish_reason="length")
+
+    async with (
+        weight_node(model, script) as node,
+        router(model, [node], max_concurrent_requests=1, max_waiting_requests=1) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        asked = [asyncio.create_task(client.post("/v1/completions", json=BODY)) for _ in range(3)]
+        done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        [refused] = done
+        assert refused.result().status_code == 429
+        assert refused.result().headers["retry-after"] == "1"
+        await node.wait(lambda: len(node.requests) == 1)
+        go_on.set()
+        assert {(await task).status_code for task in waiting} == {200}
+
+
+async def test_a_request_waits_no_longer_than_it_may(model: Path) -> None:
+    async with (
+        weight_node(model, endless(LETTER)) as node,
+        router(model, [node], max_concurrent_requests=1, queue_timeout=0.1) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 200}) as response,
+    ):
+        lines_of_first = response.aiter_lines()  # kept: without it the client would close the stream
+        await anext(lines_of_first)
+        refused = await client.post("/v1/completions", json=BODY)
+        assert refused.status_code == 429
+        assert "waited" in refused.json()["error"]["message"]
+        metrics = (await client.get("/metrics")).text
+        assert 'kernelflume_router_refusals_total{reason="queue_timeout"} 1.0' in metrics
+
+
+async def test_requests_of_one_key_at_once_are_limited(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key, other = (keys("create", name, "--file", str(path)) for name in ("alice", "bob"))
+    auth = {"keys_file": path, "concurrent_requests": 1}
+    async with (
+        weight_node(model, endless(LETTER)) as node,
+        router(model, [node], auth=auth) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        body = BODY | {"stream": True, "max_tokens": 200}
+        async with client.stream("POST", "/v1/completions", json=body, headers=bearer(key)) as response:
+            lines_of_first = response.aiter_lines()  # kept: without it the client would close the stream
+            await anext(lines_of_first)
+            refused = await client.post("/v1/completions", json=BODY, headers=bearer(key))
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "concurrency_limit_exceeded"
+            async with client.stream("POST", "/v1/completions", json=body, headers=bearer(other)) as second:
+                assert second.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("abc-123.X:/=", True), ("", False), ("a b", False), ("x" * 129, False), ("naïve", False)],
+)
+async def test_a_request_id_is_repeated_if_it_can_be(
+    model: Path, lines: StringIO, given: str, kept: bool
+) -> None:
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        headers = {b"x-request-id": given.encode("latin-1")}
+        answer = await client.post("/v1/completions", json=BODY, headers=headers)
+        shown = answer.headers["x-request-id"]
+        assert (shown == given) == kept
+        assert shown
+        assert (await client.get("/nowhere", headers=headers)).headers["x-request-id"]
+    logged = [json.loads(line) for line in lines.getvalue().splitlines()]
+    own = [line for line in logged if line.get("request_id") == shown]
+    assert {"choice ended", "request ended"} <= {line["message"] for line in own}
+    assert next(line["status"] for line in own if line["message"] == "request ended") == 200
+
+
+async def test_other_sites_may_call_only_where_they_are_named(model: Path) -> None:
+    preflight = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
+    async with weight_node(model, saying(LETTER)) as node:
+        async with router(model, [node]) as url, httpx.AsyncClient(base_url=url) as client:
+            answer = await client.options("/v1/completions", headers=preflight)
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+        origins = ("https://chat.example.org",)
+        async with (
+            router(model, [node], cors_origins=origins) as url,
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            allowed = await client.options("/v1/completions", headers=preflight)
+            assert allowed.headers["access-control-allow-origin"] == origins[0]
+            answer = await client.post("/v1/completions", json=BODY, headers={"origin": origins[0]})
+            assert answer.headers["access-control-allow-origin"] == origins[0]
+            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+            other = await client.options(
+                "/v1/completions", headers=preflight | {"origin": "https://evil.example.org"}
+            )
+            assert "access-control-allow-origin" not in other.headers
+
+
+async def talk(url: str, *pieces: bytes) -> bytes:
+    """Send pieces, and return all that comes until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ((b"",), b"408"),
+        ((HEAD,), b"408"),
+        ((HEAD + b"\r\n" + HEAD,), b"200"),
+        ((HEAD, *[b"x-fill: " + b"y" * 500 + b"\r\n"] * 4), b"431"),
+        ((b"\x16\x03\x01 no HTTP\r\n\r\n",), b"400"),
+    ],
+)
+async def test_a_head_that_never_ends_is_given_up(
+    model: Path, pieces: tuple[bytes, ...], status: bytes
+) -> None:
+    async with router(model, [], weight_nodes=("127.0.0.1:1",), head_timeout=0.3, max_head_size=1500) as url:
+        answer = await talk(url, *pieces)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    if status != b"200":
+        body = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    else:
+        assert b"HTTP/1.1 408" in answer
+
+
+async def test_one_connection_too_many_is_closed(model: Path) -> None:
+    async with router(model, [], weight_nodes=("127.0.0.1:1",), max_connections=1) as url:
+
+        async def first_alone() -> bool:
+            return (await talk(url, HEAD + b"connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+        await eventually(first_alone)
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        assert (await talk(url)).startswith(b"HTTP/1.1 503")
+        writer.close()
+        await eventually(first_alone)
+
+
+async def test_a_reader_that_trickles_is_cut_off(model: Path) -> None:
+    async def flood(request: Any) -> AsyncIterator[Any]:
+        while True:
+            yield Event(token_ids=[LETTER] * 4096)
+            await asyncio.sleep(0)
+
+    async with (
+        weight_node(model, flood) as node,
+        router(model, [node], slow_reader_timeout=0.5) as url,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]), limit=2048)
+        writer.write(post(BODY | {"stream": True, "return_token_ids": True, "max_tokens": 200}))
+
+        async def trickle() -> None:
+            while True:
+                await reader.read(64 * 1024)
+                await asyncio.sleep(0.05)
+
+        reading = asyncio.create_task(trickle())
+        await node.wait(lambda: len(node.cancelled) == 1)
+        reading.cancel()
+        writer.close()
+
+
+async def test_a_node_that_makes_no_step_is_not_used(model: Path) -> None:
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node], progress_timeout=0.2) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        node.load.num_requests_running = 1
+
+        async def is_stuck() -> bool:
+            return (await client.get("/ready")).status_code == 503
+
+        await eventually(is_stuck)
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        node.load.num_steps = 1
+        node.load.num_requests_running = 0
+
+        async def is_ready() -> bool:
+            return (await client.get("/ready")).status_code == 200
+
+        await eventually(is_ready)
+
+
+def test_keys_are_kept_for_their_owner_and_commands_say_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = keys("create", "alice", "--file", str(path), "--requests-per-minute", "5")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    keys("create", "bob", "--file", str(path))
+    assert path.stat().st_mode & 0o777 == 0o640
+    listed = keys("list", "--file", str(path))
+    assert "alice" in listed
+    assert key not in listed
+    assert [entry.name for entry in tmp_path.iterdir()] == ["keys.json"]
+    runner = CliRunner()
+    for arguments in (
+        ["list"],
+        ["list", "--file", "a", "--redis-url", "redis://x"],
+        ["revoke", "none", "--file", str(path)],
+        ["create", "", "--file", str(path)],
+        ["create", "x", "--file", str(tmp_path / "no" / "keys")],
+    ):
+        assert runner.invoke(app, ["keys", *arguments]).exit_code != 0
+
+
+async def test_https_uses_a_new_certificate_without_a_restart(
+    model: Path, tmp_path: Path, authority: Authority
+) -> None:
+    first, second = authority.issue("first"), authority.issue("second")
+    place = Identity(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+    def install(identity: Identity) -> None:
+        stamped(identity.certificate, place.certificate)
+        stamped(identity.key, place.key)
+
+    install(first)
+    settings = TlsSettings(certificate=place.certificate, key=place.key)
+    tls = HttpTls(settings)
+    context = ssl.create_default_context(cafile=authority.ca)
+    async with weight_node(model, saying(LETTER)) as node:
+        options = {"weight_nodes": (node.address,), "http_tls": settings}
+        async with (
+            router(model, [], **options) as url,
+            httpx.AsyncClient(base_url=url.replace("http:", "https:"), verify=context, timeout=30) as client,
+        ):
+
+            async def is_ready() -> bool:
+                return (await client.get("/ready")).status_code == 200
+
+            await eventually(is_ready)
+            body = BODY | {"stream": True}
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                assert [line async for line in response.aiter_lines()][-2] == "data: [DONE]"
+            with pytest.raises(httpx.HTTPError):
+                await httpx.AsyncClient().get(f"{url}/health")
+
+    async def subject() -> str:
+        server = await asyncio.start_server(
+            lambda reader, writer: writer.close(), "127.0.0.1", ssl=tls.context
+        )
+        port = server.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        certificate = writer.get_extra_info("peercert")
+        writer.close()
+        server.close()
+        return str(certificate["subject"])
+
+    assert "first" in await subject()
+    place.certificate.write_bytes(b"no certificate")
+    tls.refresh()
+    assert "first" in await subject()
+    install(second)
+    tls.refresh()
+    assert "second" in await subject()
+
+
+def test_https_needs_a_certificate(authority: Authority) -> None:
+    with pytest.raises(ConfigurationError, match="http-tls"):
+        HttpTls(TlsSettings(ca=authority.ca))
