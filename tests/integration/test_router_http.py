@@ -200,7 +200,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("missing messages", {"model": "tiny"}, 400, None, "messages"),
     ("unknown model", CHAT | {"model": "other"}, 404, "model_not_found", "model"),
     ("unknown field", CHAT | {"colour": 1}, 400, None, "colour"),
-    ("tools", CHAT | {"tools": [{"type": "function"}]}, 400, None, "tools"),
+    ("tools", CHAT | {"tools": [{"type": "function"}]}, 400, None, "tools[0].function"),
     ("not served", CHAT | {"store": True}, 400, None, "store"),
     ("logprobs", CHAT | {"top_logprobs": 2}, 400, None, "top_logprobs"),
     ("many logprobs", CHAT | {"logprobs": True, "top_logprobs": 21}, 400, None, "top_logprobs"),

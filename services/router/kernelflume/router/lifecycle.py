@@ -21,6 +21,8 @@ from kernelflume.router.intake import Intake
 from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
+from kernelflume.router.tokens import TokenEndpoints
+from kernelflume.router.tools.registry import choose_format
 from kernelflume.router.weightnodes import WeightNodes
 from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.clock import MonotonicClock
@@ -112,6 +114,7 @@ async def _serve(
         model_names=names,
         max_model_len=settings.max_model_len,
         max_choices=settings.max_choices,
+        tool_format=choose_format(settings.tool_call_parser, tokenizer.chat_template),
         executor=executor,
     )
     dispatcher = Dispatcher(
@@ -131,7 +134,14 @@ async def _serve(
         clock=clock,
         tracer=tracer,
     )
-    app = build_app(gateway=gateway, intake=intake, admission=admission, metrics=metrics, model_names=names)
+    app = build_app(
+        gateway=gateway,
+        tokens=TokenEndpoints(settings, intake=intake, tokenizer=tokenizer),
+        intake=intake,
+        admission=admission,
+        metrics=metrics,
+        model_names=names,
+    )
     with _listen(settings.host, settings.port, settings.write_timeout) as listener:
         server = _new_server(app)
         refreshing = asyncio.create_task(nodes.run(interval_s=settings.refresh_interval))

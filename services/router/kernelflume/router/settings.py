@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from kernelflume.router.tools.registry import ToolParserName  # noqa: TC001 - pydantic reads it
 from kernelflume.runtime.settings import ByteSize, ServiceSettings
 
 
@@ -38,6 +39,9 @@ class RouterSettings(ServiceSettings):
     """As the weight nodes': with `dummy` the model's folder needs no weights."""
     seed: int = 0
     """With `load_format` dummy, the weight nodes' seed: there it is part of what the model is."""
+    tool_call_parser: ToolParserName = "auto"
+    """Format in which the model writes tool calls: `hermes` (Qwen too), `llama3` or `smollm2`; default: what
+    its chat template shows."""
     served_model_name: NameList = ()
     """Names the model is served under; default: what `model` says."""
     max_model_len: int | None = Field(default=None, ge=2)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelflume.core.errors import InvalidRequestError
 from kernelflume.core.grammar import Grammar, GrammarKind
+from kernelflume.router.json_schema import check_schema
 
 if TYPE_CHECKING:
     from kernelflume.router.schemas import GenerationBody
@@ -76,9 +77,12 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
     for name, (kind, value) in wanted.items():
         try:
             # A string is a text already: of a schema, of rules, of an expression.
-            return Grammar(kind, value if isinstance(value, str) else json.dumps(value))
+            grammar = Grammar(kind, value if isinstance(value, str) else json.dumps(value))
+            if kind is GrammarKind.JSON_SCHEMA:
+                check_schema(json.loads(grammar.text))
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), parameter=name.split(".")[0]) from None
+        return grammar
     return None
 
 

@@ -141,13 +141,21 @@ class Tokenizer:
 
     async def render_chat(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """Return a conversation as the text that the model was trained to read.
+
+        Args:
+            messages: of the conversation.
+            add_generation_prompt: begin a new message of the assistant.
+            continue_final_message: leave the final message open instead.
+            template_kwargs: further variables for the template.
+            tools: those that the template shows, if it can.
 
         Raises:
             InvalidRequestError: the model has no template, or the template refuses the conversation.
@@ -166,7 +174,8 @@ class Tokenizer:
         def render() -> str:
             try:
                 texts, _ = render_jinja_template(
-                    [messages],
+                    [list(messages)],
+                    tools=tools,
                     chat_template=template,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
@@ -179,7 +188,20 @@ class Tokenizer:
                 raise InvalidRequestError(message, parameter="messages") from error
             return str(texts[0])
 
-        return await self._run(sum(len(str(message["content"])) for message in messages), render)
+        return await self._run(len(str(tools)) + sum(len(str(message)) for message in messages), render)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template, if it is a chat model."""
+        return self._chat_template
+
+    def token(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it, or None if there is none with this id."""
+        return self._tokens[token_id] if token_id < len(self._tokens) else None
+
+    async def decode_later(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included, without holding others up if there are many."""
+        return await self._run(len(token_ids), partial(self.decode, token_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
