@@ -57,11 +57,17 @@ def byte_level_tokenizer(*, with_bos: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def write_model(folder: Path, *, with_bos: bool = False, generation: dict[str, Any] | None = None) -> Path:
+def write_model(
+    folder: Path,
+    *,
+    with_bos: bool = False,
+    generation: dict[str, Any] | None = None,
+    chat_template: str = TEMPLATE,
+) -> Path:
     """Write a model folder with a real tokenizer; the weights are named but empty of meaning."""
     tokenizer = byte_level_tokenizer(with_bos=with_bos)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<|bos|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE}
+    config = {"bos_token": "<|bos|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": chat_template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(generation or {}))
     (folder / "config.json").write_text(
