@@ -88,7 +88,7 @@ def _describe(operation: _Operation) -> dict[str, Any]:
     else:
         content = {_JSON: {"schema": _reference(operation.answer)}}
     if operation.streams:
-        content[_EVENTS] = {"schema": {"type": "string", "description": "With `stream`: server-sent events."}}
+        content[_EVENTS] = {}  # with `stream`; a schema would be one of each event
     error = {_JSON: {"schema": _reference(written.ErrorAnswer)}}
     responses = {status: {"description": _ERRORS[status], "content": error} for status in operation.errors}
     described: dict[str, Any] = {

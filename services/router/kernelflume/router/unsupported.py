@@ -67,6 +67,7 @@ RESPONSES_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": (),
     "reasoning": ({}, {"effort": "none"}),
     "service_tier": ("auto", "default"),
+    "store": (False,),  # nothing is stored; a client that says nothing is served
     "truncation": ("disabled",),
 }
 """Name -> values that ask for nothing, for responses."""

@@ -239,8 +239,6 @@ class ResponsesRequest(RequestBody):
     text: TextOptions = TextOptions()
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    store: Literal[False] = False
-    """Nothing is stored, so true is refused; clients that say nothing are not."""
     user: str | None = None
     """A label of the caller's own; not used."""
     metadata: dict[str, str] = Field(default_factory=dict)
