@@ -179,7 +179,7 @@ async def test_what_needs_a_store_is_refused(parts: tuple[ScriptedWeightNode, op
     _, client = parts
     for fields in ({"store": True}, {"previous_response_id": "resp_1"}, {"background": True}):
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.responses.create(model="tiny", input="Hi", **fields)  # type: ignore[call-overload]
+            await client.responses.create(model="tiny", input="Hi", **fields)
         assert refused.value.param == next(iter(fields))
     with pytest.raises(openai.BadRequestError) as too_long:
         await client.responses.create(model="tiny", input="Hi", max_output_tokens=10**6)

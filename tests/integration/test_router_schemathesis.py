@@ -26,26 +26,26 @@ CHECKS = (
 
 @pytest.mark.slow
 async def test_the_document_is_true_and_nothing_gives_500(tmp_path: Path) -> None:
-    async with weight_node(write_model(tmp_path, with_bos=True), saying(5, 6, 7)) as node:
-        async with router(tmp_path, [node]) as url:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "schemathesis.cli",
-                *("run", f"{url}/openapi.json"),
-                *("--phases", "coverage,fuzzing", "--max-examples", "15", "--seed", "1"),
-                *("--checks", ",".join(CHECKS), "--continue-on-failure", "--no-color"),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                cwd=tmp_path,
-            )
-            try:
-                async with asyncio.timeout(200):
-                    output, _ = await process.communicate()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-                raise
+    folder = write_model(tmp_path, with_bos=True)
+    async with weight_node(folder, saying(5, 6, 7)) as node, router(folder, [node]) as url:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            *("run", f"{url}/openapi.json"),
+            *("--phases", "coverage,fuzzing", "--max-examples", "15", "--seed", "1"),
+            *("--checks", ",".join(CHECKS), "--continue-on-failure", "--no-color"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=tmp_path,
+        )
+        try:
+            async with asyncio.timeout(200):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
     text = output.decode(errors="replace")
     assert process.returncode == 0, text[-6000:]
     # All of it was tried: each operation, with thousands of requests.

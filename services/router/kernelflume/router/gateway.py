@@ -118,11 +118,12 @@ class Gateway:
             answer_format = order.new_format(self._head(answer_id, order))
             completion = self._new_completion(order, answer_id, arrived_at, trace)
             slot.work = completion
-            if order.body.stream:
+            with order.naming_faults():
+                if not order.body.stream:
+                    return await self._whole(request, completion, answer_format, trace)
                 response = await self._stream(request, completion, answer_format, slot=slot, trace=trace)
                 handed_over = True
                 return response
-            return await self._whole(request, completion, answer_format, trace)
         except ClientGoneError:
             self._metrics.disconnects.inc()
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -28,7 +29,7 @@ from kernelflume.router.tools.use import ToolMode
 from kernelflume.router.weightnodes import ModelLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from kernelflume.core.sampling import SamplingParameters
@@ -71,6 +72,18 @@ class Order(Generic[B]):
     """Finds tool calls in a choice."""
     called_reason: str = TOOL_CALLS
     """Why a choice ended that was stopped after a call."""
+    own_name: Callable[[str | None], str | None] | None = None
+    """What the request calls a parameter of the body; None: what the body calls it."""
+
+    @contextmanager
+    def naming_faults(self) -> Iterator[None]:
+        """Let errors of weight nodes that leave the block name the field of the request."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            parameter = self.body.own_name(error.parameter)
+            error.parameter = parameter if self.own_name is None else self.own_name(parameter)
+            raise
 
 
 class Intake:
@@ -140,10 +153,11 @@ class Intake:
         """
         request = await self.read(ResponsesRequest, raw)
         try:
-            return await self._order_chat(request.to_chat(), partial(ResponsesFormat, request))
+            order = await self._order_chat(request.to_chat(), partial(ResponsesFormat, request))
         except InvalidRequestError as error:
             error.parameter = own_name(error.parameter)
             raise
+        return replace(order, own_name=own_name)
 
     async def _order_chat(
         self, body: ChatCompletionRequest, new_format: Callable[[AnswerHead], AnswerFormat]

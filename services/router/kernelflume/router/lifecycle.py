@@ -17,6 +17,7 @@ from kernelflume.router.admission import Admission
 from kernelflume.router.app import build_app
 from kernelflume.router.dispatch import Dispatcher
 from kernelflume.router.gateway import Gateway
+from kernelflume.router.http import ErrorObjectProtocol
 from kernelflume.router.intake import Intake
 from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.sampling import GenerationDefaults
@@ -175,6 +176,7 @@ def _new_server(app: FastAPI) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
+            http=ErrorObjectProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",

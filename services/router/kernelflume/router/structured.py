@@ -57,20 +57,7 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
     Raises:
         InvalidRequestError: two fields ask for something, or what one asks for is malformed or too large.
     """
-    newer = body.structured_outputs or StructuredOutputs()
-    asked: dict[str, tuple[GrammarKind, Any]] = {
-        "response_format": _of_response_format(body.response_format),
-        "guided_json": (GrammarKind.JSON_SCHEMA, body.guided_json),
-        "guided_regex": (GrammarKind.REGEX, body.guided_regex),
-        "guided_choice": (GrammarKind.CHOICE, body.guided_choice),
-        "guided_grammar": (GrammarKind.EBNF, body.guided_grammar),
-        "structured_outputs.json": (GrammarKind.JSON_SCHEMA, newer.json_),
-        "structured_outputs.regex": (GrammarKind.REGEX, newer.regex),
-        "structured_outputs.choice": (GrammarKind.CHOICE, newer.choice),
-        "structured_outputs.grammar": (GrammarKind.EBNF, newer.grammar),
-        "structured_outputs.json_object": (GrammarKind.JSON_OBJECT, "" if newer.json_object else None),
-    }
-    wanted = {name: value for name, value in asked.items() if value[1] is not None}
+    wanted = _wanted(body)
     if len(wanted) > 1:
         names = " and ".join(wanted)
         raise InvalidRequestError(f"{names} cannot be combined", parameter=list(wanted)[1].split(".")[0])
@@ -84,6 +71,29 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
             raise InvalidRequestError(str(error), parameter=name.split(".")[0]) from None
         return grammar
     return None
+
+
+def grammar_field(body: GenerationBody) -> str | None:
+    """Return the field that asks for a structure, or None if there is none."""
+    return next((name.split(".")[0] for name in _wanted(body)), None)
+
+
+def _wanted(body: GenerationBody) -> dict[str, tuple[GrammarKind, Any]]:
+    """Return what each field asks for that asks for something."""
+    newer = body.structured_outputs or StructuredOutputs()
+    asked: dict[str, tuple[GrammarKind, Any]] = {
+        "response_format": _of_response_format(body.response_format),
+        "guided_json": (GrammarKind.JSON_SCHEMA, body.guided_json),
+        "guided_regex": (GrammarKind.REGEX, body.guided_regex),
+        "guided_choice": (GrammarKind.CHOICE, body.guided_choice),
+        "guided_grammar": (GrammarKind.EBNF, body.guided_grammar),
+        "structured_outputs.json": (GrammarKind.JSON_SCHEMA, newer.json_),
+        "structured_outputs.regex": (GrammarKind.REGEX, newer.regex),
+        "structured_outputs.choice": (GrammarKind.CHOICE, newer.choice),
+        "structured_outputs.grammar": (GrammarKind.EBNF, newer.grammar),
+        "structured_outputs.json_object": (GrammarKind.JSON_OBJECT, "" if newer.json_object else None),
+    }
+    return {name: value for name, value in asked.items() if value[1] is not None}
 
 
 def _of_response_format(wanted: ResponseFormat | None) -> tuple[GrammarKind, Any]:

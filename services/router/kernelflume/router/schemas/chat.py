@@ -15,6 +15,7 @@ from kernelflume.router.schemas.base import refusal
 from kernelflume.router.schemas.generation import GenerationBody
 from kernelflume.router.schemas.messages import ChatMessage  # noqa: TC001 - pydantic reads it
 from kernelflume.router.schemas.tools import WithTools
+from kernelflume.router.tools.use import ToolMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,6 +89,13 @@ class ChatCompletionRequest(WithTools, GenerationBody):
             return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), parameter="tools") from None
+
+    def own_name(self, parameter: str | None) -> str | None:
+        """Return what the request calls a parameter that a weight node complains of."""
+        forced = self.tool_use().mode in {ToolMode.REQUIRED, ToolMode.NAMED}
+        if parameter in {"response_format", "structured_outputs"} and forced:
+            return "tools"
+        return super().own_name(parameter)
 
 
 def _schema_of(grammar: Grammar | None) -> Any:

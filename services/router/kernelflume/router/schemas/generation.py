@@ -10,7 +10,7 @@ from kernelflume.core.grammar import Grammar  # noqa: TC001 - in a signature tha
 from kernelflume.core.sampling import MAX_BIASED_TOKENS
 from kernelflume.router.schemas.base import RequestBody, Strict, refusal
 from kernelflume.router.stopping import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
-from kernelflume.router.structured import ResponseFormat, StructuredOutputs, grammar_of
+from kernelflume.router.structured import ResponseFormat, StructuredOutputs, grammar_field, grammar_of
 
 MAX_CHOICES_PER_PROMPT = 128
 """OpenAI's own limit for `n`."""
@@ -182,6 +182,12 @@ class GenerationBody(RequestBody):
             InvalidRequestError: fields contradict each other, or what one asks for is malformed.
         """
         return grammar_of(self)
+
+    def own_name(self, parameter: str | None) -> str | None:
+        """Return what the request calls a parameter that a weight node complains of."""
+        if parameter in {"response_format", "structured_outputs"}:
+            return grammar_field(self) or parameter
+        return parameter
 
 
 def _is_number(value: Any) -> bool:
