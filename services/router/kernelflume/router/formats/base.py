@@ -129,7 +129,7 @@ class ChoiceFormat:
         """Return the events that a stream begins with: none."""
         return ""
 
-    def opening(self, index: int) -> str | None:
+    def opening(self, index: int, usage: Usage | None = None) -> str | None:
         """Return the JSON of the chunk that comes before a choice's first text, if there is one."""
         raise NotImplementedError
 
@@ -140,11 +140,12 @@ class ChoiceFormat:
     def events(self, index: int, delta: Delta, usage: Callable[[], Usage]) -> str:
         """Return the events for what was added to a choice; empty if it has nothing to show."""
         text = ""
+        so_far = usage() if self._head.continuous_usage else None
         if index not in self._opened:
             self._opened.add(index)
-            opening = self.opening(index)
+            opening = self.opening(index, so_far)
             text = "" if opening is None else event(opening)
-        chunk = self.chunk(index, delta, usage() if self._head.continuous_usage else None)
+        chunk = self.chunk(index, delta, so_far)
         return text if chunk is None else text + event(chunk)
 
     def end(self, usage: Usage) -> str:

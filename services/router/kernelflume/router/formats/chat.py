@@ -23,9 +23,9 @@ class ChatFormat(ChoiceFormat):
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def opening(self, index: int) -> str | None:
+    def opening(self, index: int, usage: Usage | None = None) -> str | None:
         """Return the chunk that says who speaks."""
-        end = self._end
+        end = self._end_of(usage)
         if self._head.with_token_ids:
             end = f'{end[:-1]},"prompt_token_ids":{json.dumps(list(self._head.prompts[0]))}}}'
         return (

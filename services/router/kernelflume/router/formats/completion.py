@@ -27,7 +27,7 @@ class CompletionFormat(ChoiceFormat):
         super().__init__(head)
         self._offsets: dict[int, int] = {}
 
-    def opening(self, index: int) -> str | None:  # noqa: ARG002 - completions have no such chunk
+    def opening(self, index: int, usage: Usage | None = None) -> str | None:  # noqa: ARG002 - there is none
         """Return None: a completion begins with its text."""
         return None
 
