@@ -100,7 +100,7 @@ class ListedCallsParser:
         if self._stopped or self.complete:
             return Parsed()
         at, calls = self._sequence.feed(text)
-        self._stopped = at < len(text)
+        self._stopped = at < len(text) or self._sequence.failed
         return Parsed(calls=calls)
 
     def flush(self) -> Parsed:

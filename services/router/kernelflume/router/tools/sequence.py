@@ -39,6 +39,8 @@ class CallSequence:
         self._unclaimed: list[str] = []
         self.num_calls = 0
         """Calls that have begun."""
+        self.failed = False
+        """True after an object that is no call, or a broken one: take what is unclaimed before going on."""
 
     @property
     def complete(self) -> bool:
@@ -68,6 +70,7 @@ class CallSequence:
             self._collect(self._reader, deltas)
             if self._reader.bad:
                 self._give_up(self._reader)
+                self.failed = True
                 break
             if self._reader.done:
                 self._reader = None
@@ -78,6 +81,7 @@ class CallSequence:
         if self._reader is not None:
             self._give_up(self._reader)
         text, self._unclaimed = "".join(self._unclaimed), []
+        self.failed = False
         # Nothing but the end of a list: it belongs to the calls before.
         return "" if self.num_calls and not text.strip(BETWEEN) else text
 

@@ -69,9 +69,12 @@ class TaggedParser:
     def flush(self) -> Parsed:
         """Return what was held back, once no more text comes."""
         pieces: list[str] = []
+        unclaimed = ""
         if self._inside:
-            self._show(self._tag + self._sequence.take_unclaimed(), pieces)
-        if not self.complete and not self._ended:
+            unclaimed = self._tag + self._sequence.take_unclaimed()
+            self._show(unclaimed, pieces)
+        # What begins like the closing tag is one that was cut off, if calls came before.
+        if not self.complete and not (self._ended and not unclaimed):
             self._show(self._held, pieces)
         if not self.num_calls:
             pieces.append(self._gap)
@@ -119,7 +122,7 @@ class TaggedParser:
             self._has_text = False
         calls += found
         self._held = self._held[at:]
-        self._ended = bool(self._held)
+        self._ended = bool(self._held) or self._sequence.failed
         return self._ended
 
     def _leave(self, pieces: list[str]) -> bool:
