@@ -22,7 +22,12 @@ from tests.router_parts import (
     write_model,
 )
 
-from kernelflume.router.schemas import ChatCompletionRequest, CompletionRequest
+from kernelflume.router.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -360,9 +365,11 @@ async def test_nothing_that_a_client_sends_gives_500(shared_client: httpx.AsyncC
     bases: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
         "/v1/chat/completions": (CHAT, ChatCompletionRequest),
         "/v1/completions": ({"prompt": "a"}, CompletionRequest),
+        "/v1/responses": ({"input": "Hi"}, ResponsesRequest),
+        "/tokenize": ({"messages": CHAT["messages"]}, TokenizeRequest),
     }
     seen: set[int] = set()
-    for _ in range(400):
+    for _ in range(800):
         path = chance.choice(list(bases))
         base, kind = bases[path]
         names = chance.sample(sorted(kind.model_fields), chance.randint(1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,7 +61,7 @@ def read(parser: ToolParser, pieces: list[str]) -> tuple[str, list[list[str]]]:
 @given(whole=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=6), most=st.sampled_from([None, 1]))
 def test_the_cut_makes_no_difference(kind: str, whole: str, cuts: list[int], most: int | None) -> None:
     places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
-    pieces = [whole[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [whole[start:end] for start, end in pairwise(places)]
     expected = read(PARSERS[kind](most), [whole])
     assert read(PARSERS[kind](most), pieces) == expected
     assert read(PARSERS[kind](most), list(whole)) == expected

@@ -163,6 +163,9 @@ def test_calls_and_results_are_read_for_the_template() -> None:
     broken = CALL | {"function": {"name": "f", "arguments": "no JSON"}}
     message = chat(messages=[{"role": "assistant", "tool_calls": [broken]}]).messages[0]
     assert message.for_template(as_objects=True)["tool_calls"][0]["function"]["arguments"] == "no JSON"
+    deep = CALL | {"function": {"name": "f", "arguments": '{"a":' * 900 + "1" + "}" * 900}}
+    message = chat(messages=[{"role": "assistant", "tool_calls": [deep]}]).messages[0]
+    assert isinstance(message.for_template(as_objects=True)["tool_calls"][0]["function"]["arguments"], str)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,9 @@ class Gateway:
         ]
         texts = [
             ChoiceText(
-                self._tokenizer.new_detokenizer(skip_special_tokens=body.skip_special_tokens),
+                self._tokenizer.new_detokenizer(
+                    skip_special_tokens=body.skip_special_tokens, shown=order.shown
+                ),
                 stops=body.stop,
                 stop_token_ids=body.stop_token_ids,
                 min_tokens=body.min_tokens,

@@ -70,6 +70,8 @@ class Order(Generic[B]):
     """How it is answered."""
     new_parser: Callable[[], ToolParser | None] = _no_parser
     """Finds tool calls in a choice."""
+    shown: frozenset[str] = frozenset()
+    """Special tokens that calls are found by."""
     called_reason: str = TOOL_CALLS
     """Why a choice ended that was stopped after a call."""
     own_name: Callable[[str | None], str | None] | None = None
@@ -120,7 +122,7 @@ class Intake:
         self._max_model_len = max_model_len
         self._max_choices = max_choices
         self._tool_format = tool_format
-        self._template_knows_tools = knows_tools(tokenizer.chat_template)
+        self._template_knows_tools = knows_tools(tokenizer.tool_template)
         self._executor = executor
 
     def limits(self) -> ModelLimits:
@@ -183,6 +185,7 @@ class Intake:
             [""],
             new_format,
             partial(use.new_parser, self._tool_format, guided=sampling.grammar is not None),
+            self._tool_format.tags if use.active else frozenset(),
             # OpenAI tells of a call by the reason only where the model chose to make one.
             FinishReason.STOP if use.mode is ToolMode.NAMED else TOOL_CALLS,
         )
@@ -214,6 +217,7 @@ class Intake:
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
             tools=[tool.to_template() for tool in tools] if knows and tools else None,
+            with_tools=knows and (bool(tools) or any(message.about_tools for message in messages)),
         )
         return await self.encode(text, add_special_tokens, limits, parameter="messages")
 

@@ -115,7 +115,7 @@ async def _serve(
         model_names=names,
         max_model_len=settings.max_model_len,
         max_choices=settings.max_choices,
-        tool_format=choose_format(settings.tool_call_parser, tokenizer.chat_template),
+        tool_format=choose_format(settings.tool_call_parser, tokenizer.tool_template),
         executor=executor,
     )
     dispatcher = Dispatcher(

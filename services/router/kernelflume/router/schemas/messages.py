@@ -104,6 +104,11 @@ class ChatMessage(Strict):
             raise refusal("a message must have content", param="content")
         return self
 
+    @property
+    def about_tools(self) -> bool:
+        """True for calls and results."""
+        return bool(self.tool_calls) or self.role == "tool"
+
     def for_template(self, *, as_objects: bool) -> dict[str, Any]:
         """Return the message as chat templates read it.
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from kernelflume.router.json_schema import SchemaError, check_schema
+from kernelflume.core.grammar import nesting
+from kernelflume.router.json_schema import MAX_DEPTH, SchemaError, check_schema
 from kernelflume.router.schemas.base import Strict, refusal
 from kernelflume.router.tools.calls import Tool
 from kernelflume.router.tools.use import NO_TOOLS, ToolMode, ToolUse
@@ -89,6 +90,9 @@ class MessageToolCall(Strict):
 
 
 def _object_of(arguments: str) -> Any:
+    if nesting(arguments, with_strings=True) > MAX_DEPTH:
+        # A template could not walk through it.
+        return arguments
     try:
         value = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):

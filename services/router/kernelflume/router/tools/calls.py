@@ -86,6 +86,11 @@ class ToolFormat(Protocol):
         """What the setting ``tool_call_parser`` calls it."""
         ...
 
+    @property
+    def tags(self) -> frozenset[str]:
+        """Tokens that calls are found by: shown in the text even where they are special tokens."""
+        ...
+
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Return the system text for a chat template that knows no tools."""
         ...

@@ -19,6 +19,7 @@ class HermesFormat:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, results in ``<tool_response>``."""
 
     name = "hermes"
+    tags = frozenset({_OPENING, _CLOSING})
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Return the system text for a chat template that knows no tools."""

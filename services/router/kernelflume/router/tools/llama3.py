@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernelflume.router.tools.calls import Tool, ToolCall, ToolParser
+_OPENING = "<|python_tag|>"
 
 
 class Llama3Format:
     """``{"name": ..., "parameters": {...}}``, more calls after a semicolon."""
 
     name = "llama3"
+    tags = frozenset({_OPENING})
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Return the system text for a chat template that knows no tools."""
@@ -39,9 +41,5 @@ class Llama3Format:
         return f"The function returned: {content}"
 
     def new_parser(self, names: frozenset[str], *, max_calls: int | None) -> ToolParser:
-        """Return a parser for one choice.
-
-        The tag is a special token, which is hidden from the text unless a request wants to see those: then
-        the call stands at the start of the text, where it is found as well.
-        """
-        return TaggedParser(names, opening="<|python_tag|>", max_calls=max_calls, bare=True)
+        """Return a parser for one choice."""
+        return TaggedParser(names, opening=_OPENING, max_calls=max_calls, bare=True)

@@ -20,6 +20,7 @@ class SmolLM2Format:
     """``<tool_call>[{"name": ..., "arguments": {...}}, ...]</tool_call>``; an empty list: none is needed."""
 
     name = "smollm2"
+    tags = frozenset({_OPENING, _CLOSING})
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Return the system text for a chat template that knows no tools."""
