@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -112,6 +113,11 @@ async def test_calls_come_whole_and_streamed(plain: tuple[ScriptedWeightNode, st
         assert [
             (call.function.name, call.function.arguments) for call in streamed.message.tool_calls or []
         ] == functions
+    async with httpx.AsyncClient(base_url=url) as http:
+        metrics = (await http.get("/metrics")).text
+    # As vLLM counts them: the text was stopped, whatever it says.
+    assert 'finished_reason="stop"' in metrics
+    assert "tool_calls" not in metrics
 
 
 async def test_a_template_without_tools_is_given_them_as_text(plain: tuple[ScriptedWeightNode, str]) -> None:

@@ -53,6 +53,7 @@ BAD: list[tuple[Any, str]] = [
     ({"anyOf": [{"$ref": "#/anyOf/7"}]}, "refers to nothing"),
     ({"$ref": "https://example.com/schema"}, "same JSON schema"),
     ({"$ref": 5}, "same JSON schema"),
+    ({"items": {"$ref": "#anchor"}}, "same JSON schema"),
     (nested(MAX_DEPTH), "nests deeper"),
     ({"enum": list(range(20_001))}, "more than"),
 ]

@@ -128,7 +128,7 @@ class _Checker:
                 self._follow(branch, path=path)
 
     def _follow_reference(self, reference: Any, path: tuple[str, ...]) -> None:
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise SchemaError(f"$ref must refer to a place in the same JSON schema, not {reference!r:.80}")
         if reference in path:
             raise SchemaError(f"the JSON schema refers to itself without end: {reference:.80}")
