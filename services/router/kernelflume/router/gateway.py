@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from kernelflume.router.admission import Admission, Slot
     from kernelflume.router.dispatch import Dispatcher
     from kernelflume.router.formats import AnswerFormat
-    from kernelflume.router.intake import Intake, Order
+    from kernelflume.router.intake import Intake
     from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.order import Order
     from kernelflume.router.settings import RouterSettings
     from kernelflume.router.tokenizer import Tokenizer
     from kernelflume.runtime.clock import Clock

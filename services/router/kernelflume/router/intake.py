@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
 from kernelflume.core.sampling import FinishReason
 from kernelflume.router.choice import TOOL_CALLS
 from kernelflume.router.errors import ModelNotFoundError
 from kernelflume.router.formats import ChatFormat, CompletionFormat, ResponsesFormat
+from kernelflume.router.order import Order
 from kernelflume.router.sampling import check_token_ids, fit_max_tokens, sampling_of
 from kernelflume.router.schemas import (
     ChatCompletionRequest,
@@ -29,7 +29,7 @@ from kernelflume.router.tools.use import ToolMode
 from kernelflume.router.weightnodes import ModelLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from kernelflume.core.sampling import SamplingParameters
@@ -38,54 +38,14 @@ if TYPE_CHECKING:
     from kernelflume.router.schemas import Prompt
     from kernelflume.router.schemas.messages import ChatMessage
     from kernelflume.router.tokenizer import Tokenizer
-    from kernelflume.router.tools.calls import Tool, ToolFormat, ToolParser
+    from kernelflume.router.tools.calls import Tool, ToolFormat
     from kernelflume.router.weightnodes import WeightNodes
 
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions give a request that does not say how many tokens it wants."""
 _LARGE_BODY_BYTES = 64 * 1024
 
-B = TypeVar("B", bound=GenerationBody)
 R = TypeVar("R", bound=RequestBody)
-
-
-def _no_parser() -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Order(Generic[B]):
-    """One request, ready to run."""
-
-    body: B
-    model: str
-    """Name the answer gives the model."""
-    prompts: Sequence[Sequence[int]]
-    """Token ids of each prompt."""
-    samplings: Sequence[SamplingParameters]
-    """Of each prompt's first choice."""
-    echoes: Sequence[str]
-    """What each prompt's choices begin with."""
-    new_format: Callable[[AnswerHead], AnswerFormat]
-    """How it is answered."""
-    new_parser: Callable[[], ToolParser | None] = _no_parser
-    """Finds tool calls in a choice."""
-    shown: frozenset[str] = frozenset()
-    """Special tokens that calls are found by."""
-    called_reason: str = TOOL_CALLS
-    """Why a choice ended that was stopped after a call."""
-    own_name: Callable[[str | None], str | None] | None = None
-    """What the request calls a parameter of the body; None: what the body calls it."""
-
-    @contextmanager
-    def naming_faults(self) -> Iterator[None]:
-        """Let errors of weight nodes that leave the block name the field of the request."""
-        try:
-            yield
-        except InvalidRequestError as error:
-            parameter = self.body.own_name(error.parameter)
-            error.parameter = parameter if self.own_name is None else self.own_name(parameter)
-            raise
 
 
 class Intake:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.router.byte_level import NUM_BYTES, byte_alphabet, token_bytes
 from kernelflume.router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from kernelflume.router.errors import ContextLengthError
 
@@ -47,7 +48,6 @@ _TEMPLATE_FAILURES = (
     TypeError,
     ValueError,
 )
-_NUM_BYTES = 256
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE_MARK = "\u2581"
 """What SentencePiece writes for a space."""
@@ -260,8 +260,8 @@ class Tokenizer:
 
     def _make_byte_tables(self) -> dict[frozenset[int], list[bytes]]:
         """Return the bytes by id, by what is hidden: nothing at first."""
-        byte_of = {char: byte for byte, char in enumerate(_byte_alphabet())}
-        return {frozenset(): [_token_bytes(token, byte_of) for token in self._tokens]}
+        byte_of = {char: byte for byte, char in enumerate(byte_alphabet())}
+        return {frozenset(): [token_bytes(token, byte_of) for token in self._tokens]}
 
     def _byte_table(self, hidden: frozenset[int]) -> list[bytes]:
         """Return the bytes by id. There are two or three tables in all, so each is made once and kept."""
@@ -273,25 +273,8 @@ class Tokenizer:
         return table
 
     def _byte_ids(self) -> frozenset[int]:
-        names = (f"<0x{byte:02X}>" for byte in range(_NUM_BYTES))
+        names = (f"<0x{byte:02X}>" for byte in range(NUM_BYTES))
         return frozenset(number for number in map(self._tokenizer.token_to_id, names) if number is not None)
-
-
-def _byte_alphabet() -> list[str]:
-    """Return the character that byte-level vocabularies write for each byte (GPT-2's table)."""
-    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(_NUM_BYTES, 2 * _NUM_BYTES))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(_NUM_BYTES)]
-
-
-def _token_bytes(token: str | None, byte_of: Mapping[str, int]) -> bytes:
-    if token is None:
-        return b""
-    try:
-        return bytes([byte_of[char] for char in token])
-    except KeyError:
-        # An added token is plain text, not written in the byte alphabet.
-        return token.encode()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+_KEYS = frozenset({"id", "name", "type"}) | _ARGUMENT_KEYS
+"""All that models write in a call; another key is known at once to be of something else."""
 _NO_ARGUMENTS = "{}"
 
 
@@ -119,7 +121,7 @@ class CallReader:
         end = self._hold(text, at)
         if self._value.complete:
             self._key = self._end_string()
-            self._state = _State.BAD if self._key is None else _State.COLON
+            self._state = _State.COLON if self._key in _KEYS else _State.BAD
             if self._key in _ARGUMENT_KEYS and self._has_arguments:
                 self._state = _State.BAD
         return end
