@@ -57,11 +57,17 @@ def byte_level_tokenizer(*, with_bos: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def write_model(folder: Path, *, with_bos: bool = False, generation: dict[str, Any] | None = None) -> Path:
+def write_model(
+    folder: Path,
+    *,
+    with_bos: bool = False,
+    generation: dict[str, Any] | None = None,
+    chat_template: str = TEMPLATE,
+) -> Path:
     """Write a model folder with a real tokenizer; the weights are named but empty of meaning."""
     tokenizer = byte_level_tokenizer(with_bos=with_bos)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<|bos|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE}
+    config = {"bos_token": "<|bos|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": chat_template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(generation or {}))
     (folder / "config.json").write_text(
@@ -100,12 +106,25 @@ def _write_safetensors(path: Path, name: str, num_values: int) -> None:
 Event = wnode_pb2.GenerateEvent
 
 
+def likely(token_id: int, num_top: int) -> wnode_pb2.TokenLogprobs:
+    """Return the log probabilities of a token that is the likeliest, before those that follow it by id."""
+    top = range(token_id, token_id + num_top)
+    return wnode_pb2.TokenLogprobs(
+        logprob=-0.5, top_token_ids=top, top_logprobs=[-0.5 - place for place in range(num_top)]
+    )
+
+
 def saying(*token_ids: int, reason: str = "stop", stop_token_id: int | None = END_ID) -> Any:
-    """Return a script that emits one token an event, then ends."""
+    """Return a script that emits one token an event, with log probabilities where asked for, then ends."""
 
     async def script(request: wnode_pb2.GenerateRequest) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        sampling = request.sampling
+        if sampling.HasField("prompt_logprobs"):
+            rest = request.prompt_token_ids[1:]
+            yield Event(prompt_logprobs=[likely(token, sampling.prompt_logprobs) for token in rest])
         for token_id in token_ids:
-            yield Event(token_ids=[token_id])
+            asked = [likely(token_id, sampling.logprobs)] if sampling.HasField("logprobs") else []
+            yield Event(token_ids=[token_id], logprobs=asked)
         yield Event(finish_reason=reason, stop_token_id=stop_token_id)
 
     return script

@@ -22,7 +22,12 @@ from tests.router_parts import (
     write_model,
 )
 
-from kernelflume.router.schemas import ChatCompletionRequest, CompletionRequest
+from kernelflume.router.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -200,7 +205,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("missing messages", {"model": "tiny"}, 400, None, "messages"),
     ("unknown model", CHAT | {"model": "other"}, 404, "model_not_found", "model"),
     ("unknown field", CHAT | {"colour": 1}, 400, None, "colour"),
-    ("tools", CHAT | {"tools": [{"type": "function"}]}, 400, None, "tools"),
+    ("tools", CHAT | {"tools": [{"type": "function"}]}, 400, None, "tools[0].function"),
     ("not served", CHAT | {"store": True}, 400, None, "store"),
     ("logprobs", CHAT | {"top_logprobs": 2}, 400, None, "top_logprobs"),
     ("many logprobs", CHAT | {"logprobs": True, "top_logprobs": 21}, 400, None, "top_logprobs"),
@@ -360,9 +365,11 @@ async def test_nothing_that_a_client_sends_gives_500(shared_client: httpx.AsyncC
     bases: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
         "/v1/chat/completions": (CHAT, ChatCompletionRequest),
         "/v1/completions": ({"prompt": "a"}, CompletionRequest),
+        "/v1/responses": ({"input": "Hi"}, ResponsesRequest),
+        "/tokenize": ({"messages": CHAT["messages"]}, TokenizeRequest),
     }
     seen: set[int] = set()
-    for _ in range(400):
+    for _ in range(800):
         path = chance.choice(list(bases))
         base, kind = bases[path]
         names = chance.sample(sorted(kind.model_fields), chance.randint(1, 2))

@@ -146,3 +146,24 @@ async def test_log_probabilities_whole_and_streamed_with_an_echo(folder: Path) -
         assert only.choices[0].logprobs is not None
         assert only.choices[0].logprobs.token_logprobs == [None, -11.0, -12.0]
         assert only.choices[0].finish_reason == "length"
+
+
+async def test_a_stream_has_its_usage_as_often_as_asked(folder: Path) -> None:
+    async with (
+        weight_node(folder, saying(*IDS)) as node,
+        router(folder, [node]) as url,
+        new_client(url) as client,
+    ):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        for n in (1, 2):
+            chunks = [
+                chunk
+                async for chunk in await client.chat.completions.create(
+                    model="tiny", messages=MESSAGES, stream=True, n=n, extra_body={"stream_options": options}
+                )
+            ]
+            counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+            assert len(counts) == len(chunks)
+            assert counts == sorted(counts)
+            assert counts[-1] == n * (len(IDS) + 1)
+            assert not chunks[-1].choices

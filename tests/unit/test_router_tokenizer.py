@@ -121,3 +121,33 @@ def test_the_bytes_of_a_sentencepiece_vocabulary_have_their_spaces(executor: Thr
     assert [tokenizer.token_bytes(number) for number in range(1, 6)] == [
         b"\n", b"\xe4", b" the", "é".encode(), b"",
     ]  # fmt: skip
+
+
+async def test_a_second_template_is_for_conversations_with_tools(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    folder = write_model(tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = [
+        {"name": "default", "template": "plain"},
+        {
+            "name": "tool_use",
+            "template": "{% for tool in tools or [] %}{{ tool.name }}{% endfor %} with tools",
+        },
+    ]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    found = Tokenizer.load(folder, executor=executor)
+    assert await render(found, USER) == "plain"
+    assert await render(found, USER, tools=[{"name": "f"}], with_tools=True) == "f with tools"
+    assert found.tool_template is not None
+
+
+def test_special_tokens_that_calls_are_found_by_stay_in_the_text(tokenizer: Tokenizer) -> None:
+    special = ["<|im_start|>", "<|im_end|>"]
+    ids = byte_level_tokenizer().encode("".join(special), add_special_tokens=False).ids
+    hidden = tokenizer.new_detokenizer(skip_special_tokens=True)
+    assert hidden.feed(ids) == ""
+    for shown, text in ((["<|im_end|>"], "<|im_end|>"), (special, "".join(special)), (["<none>"], "")):
+        part = tokenizer.new_detokenizer(skip_special_tokens=True, shown=frozenset(shown))
+        assert part.feed(ids) == text
+    assert tokenizer.new_detokenizer(skip_special_tokens=False).feed(ids) == "".join(special)

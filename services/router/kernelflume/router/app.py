@@ -15,7 +15,7 @@ from starlette.requests import Request  # noqa: TC002 - FastAPI reads the annota
 
 from kernelflume.core.errors import KernelFlumeError, UnavailableError
 from kernelflume.router.errors import ModelNotFoundError, api_error_of, http_error
-from kernelflume.router.schemas import ChatCompletionRequest, CompletionRequest
+from kernelflume.router.openapi import build_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kernelflume.router.gateway import Gateway
     from kernelflume.router.intake import Intake
     from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.tokens import TokenEndpoints
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ OWNER = "kernelflume"
 def build_app(
     *,
     gateway: Gateway,
+    tokens: TokenEndpoints,
     intake: Intake,
     admission: Admission,
     metrics: RouterMetrics,
@@ -45,6 +47,7 @@ def build_app(
 
     Args:
         gateway: answers the generating endpoints.
+        tokens: answers what is asked about tokens.
         intake: knows whether a weight node can serve, and the context length.
         admission: knows whether the router is shutting down.
         metrics: shown at /metrics.
@@ -69,15 +72,30 @@ def build_app(
             "max_model_len": max_model_len,
         }
 
-    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatCompletionRequest))
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation."""
         return await gateway.chat(request)
 
-    @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """Continue a text."""
         return await gateway.complete(request)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, which comes with the request: nothing is stored."""
+        return await gateway.respond(request)
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """Say what tokens a text or a conversation has."""
+        return await tokens.tokenize(request)
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """Say what text tokens have."""
+        return await tokens.detokenize(request)
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -114,6 +132,14 @@ def build_app(
         """Show the metrics in Prometheus' text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
+    document: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not document:
+            document.update(build_document(app))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change its document
     app.add_exception_handler(KernelFlumeError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_error)
@@ -161,9 +187,3 @@ async def _answer_http_error(_: Request, error: Exception) -> Response:
 
 def _respond(error: ApiError) -> Response:
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
-
-
-def _takes(kind: type[ChatCompletionRequest | CompletionRequest]) -> dict[str, Any]:
-    """Describe a body in the OpenAPI document; it is parsed by ``schemas.parse``, not by the framework."""
-    content = {"application/json": {"schema": kind.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError
+from kernelflume.core.sampling import FinishReason
+from kernelflume.router.choice import TOOL_CALLS
 from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -235,7 +237,8 @@ class Completion:
         seconds = self._clock.now() - self._arrived_at
         job, text = self._jobs[index], self._texts[index]
         self._metrics.ended(
-            reason=reason,
+            # Weight nodes, and vLLM's metric, know no tools: the text was stopped.
+            reason=FinishReason.STOP if reason == TOOL_CALLS else reason,
             num_prompt_tokens=len(job.prompt_token_ids),
             num_tokens=text.num_tokens,
             seconds=seconds,

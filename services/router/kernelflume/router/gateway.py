@@ -13,12 +13,13 @@ from starlette.responses import Response
 from kernelflume.core.errors import KernelFlumeError
 from kernelflume.router.body import discard_body, read_json_body
 from kernelflume.router.choice import ChoiceText
+from kernelflume.router.collecting import collect
 from kernelflume.router.completion import Completion
 from kernelflume.router.dispatch import ChoiceJob
 from kernelflume.router.errors import ClientGoneError, api_error_of
-from kernelflume.router.formats import AnswerHead, ChatFormat, CompletionFormat, FinishedChoice
+from kernelflume.router.formats import AnswerHead
 from kernelflume.router.sampling import for_choice
-from kernelflume.router.streaming import DONE, EventStreamResponse, event, until_disconnect
+from kernelflume.router.streaming import EventStreamResponse, until_disconnect
 from kernelflume.router.tenants import tenant_of
 from kernelflume.router.traces import RequestTrace
 
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.router.admission import Admission, Slot
     from kernelflume.router.dispatch import Dispatcher
     from kernelflume.router.formats import AnswerFormat
-    from kernelflume.router.intake import Intake, Order
+    from kernelflume.router.intake import Intake
     from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.order import Order
     from kernelflume.router.settings import RouterSettings
     from kernelflume.router.tokenizer import Tokenizer
     from kernelflume.runtime.clock import Clock
@@ -73,7 +74,7 @@ class Gateway:
         """
         trace = RequestTrace.begin(self._tracer, request, "chat")
         with trace.until_refused():
-            return await self._answer(request, self._intake.read_chat, "chatcmpl", ChatFormat, trace)
+            return await self._answer(request, self._intake.read_chat, "chatcmpl", trace)
 
     async def complete(self, request: Request) -> Response:
         """Answer POST /v1/completions.
@@ -83,14 +84,23 @@ class Gateway:
         """
         trace = RequestTrace.begin(self._tracer, request, "text_completion")
         with trace.until_refused():
-            return await self._answer(request, self._intake.read_completion, "cmpl", CompletionFormat, trace)
+            return await self._answer(request, self._intake.read_completion, "cmpl", trace)
+
+    async def respond(self, request: Request) -> Response:
+        """Answer POST /v1/responses.
+
+        Raises:
+            KernelFlumeError: the request is refused; nothing was sent yet.
+        """
+        trace = RequestTrace.begin(self._tracer, request, "chat")
+        with trace.until_refused():
+            return await self._answer(request, self._intake.read_responses, "resp", trace)
 
     async def _answer(
         self,
         request: Request,
         read: Callable[[bytes], Awaitable[Order[Any]]],
         prefix: str,
-        new_format: Callable[[AnswerHead], AnswerFormat],
         trace: RequestTrace,
     ) -> Response:
         arrived_at = self._clock.now()
@@ -108,16 +118,15 @@ class Gateway:
             slot.take_prompt(sum(map(len, order.prompts)))
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
             trace.ordered(order, answer_id)
-            answer_format = new_format(self._head(answer_id, order))
+            answer_format = order.new_format(self._head(answer_id, order))
             completion = self._new_completion(order, answer_id, arrived_at, trace, slot)
             slot.work = completion
-            if order.body.stream:
-                response = await self._stream(
-                    request, order, completion, answer_format, slot=slot, trace=trace
-                )
+            with order.naming_faults():
+                if not order.body.stream:
+                    return await self._whole(request, completion, answer_format, trace)
+                response = await self._stream(request, completion, answer_format, slot=slot, trace=trace)
                 handed_over = True
                 return response
-            return await self._whole(request, completion, answer_format, trace)
         except ClientGoneError:
             self._metrics.disconnects.inc()
             raise
@@ -135,6 +144,7 @@ class Gateway:
             echoes=order.echoes,
             with_token_ids=order.body.return_token_ids,
             with_usage=order.body.include_usage,
+            continuous_usage=order.body.continuous_usage,
             token_bytes=None if order.body.num_logprobs is None else self._tokenizer.token_bytes,
         )
 
@@ -149,12 +159,16 @@ class Gateway:
         ]
         texts = [
             ChoiceText(
-                self._tokenizer.new_detokenizer(skip_special_tokens=body.skip_special_tokens),
+                self._tokenizer.new_detokenizer(
+                    skip_special_tokens=body.skip_special_tokens, shown=order.shown
+                ),
                 stops=body.stop,
                 stop_token_ids=body.stop_token_ids,
                 min_tokens=body.min_tokens,
                 include_stop=body.include_stop_str_in_output,
                 prompt_only=body.prompt_only,
+                parser=order.new_parser(),
+                called_reason=order.called_reason,
             )
             for _ in jobs
         ]
@@ -176,7 +190,7 @@ class Gateway:
         self, request: Request, completion: Completion, answer_format: AnswerFormat, trace: RequestTrace
     ) -> Response:
         try:
-            choices = await until_disconnect(request.receive, _collect(completion))
+            choices = await until_disconnect(request.receive, collect(completion))
         finally:
             completion.close()
         answer = answer_format.whole(choices, completion.usage())
@@ -186,7 +200,6 @@ class Gateway:
     async def _stream(
         self,
         request: Request,
-        order: Order[Any],
         completion: Completion,
         answer_format: AnswerFormat,
         *,
@@ -206,7 +219,7 @@ class Gateway:
             slot.release()
 
         return EventStreamResponse(
-            _events(completion, answer_format, with_usage=order.body.include_usage),
+            _events(completion, answer_format),
             write_timeout_s=self._settings.write_timeout,
             slow_reader_timeout_s=self._settings.slow_reader_timeout,
             clock=self._clock,
@@ -215,46 +228,16 @@ class Gateway:
         )
 
 
-async def _collect(completion: Completion) -> list[FinishedChoice]:
-    await completion.start()
-    texts: list[list[str]] = [[] for _ in range(completion.num_choices)]
-    token_ids: list[list[int]] = [[] for _ in range(completion.num_choices)]
-    logprobs: list[list[TokenLogprobs]] = [[] for _ in range(completion.num_choices)]
-    prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in range(completion.num_choices)]
-    ends: list[tuple[str, str | int | None]] = [("", None)] * completion.num_choices
-    async for news in completion.deltas():
-        for index, delta in news:
-            texts[index].append(delta.text)
-            token_ids[index] += delta.token_ids
-            logprobs[index] += delta.logprobs
-            prompt_logprobs[index] += delta.prompt_logprobs
-            if delta.finish_reason is not None:
-                ends[index] = (delta.finish_reason, delta.stop_reason)
-    return [
-        FinishedChoice("".join(texts[index]), token_ids[index], *end, logprobs[index], prompt_logprobs[index])
-        for index, end in enumerate(ends)
-    ]
-
-
-async def _events(
-    completion: Completion, answer_format: AnswerFormat, *, with_usage: bool
-) -> AsyncGenerator[str, None]:
-    opened: set[int] = set()
+async def _events(completion: Completion, answer_format: AnswerFormat) -> AsyncGenerator[str, None]:
+    text = answer_format.begin()
     try:
         async for news in completion.deltas():
-            chunks: list[str | None] = []
-            for index, delta in news:
-                if index not in opened:
-                    opened.add(index)
-                    chunks.append(answer_format.opening(index))
-                chunks.append(answer_format.chunk(index, delta))
-            text = "".join([event(chunk) for chunk in chunks if chunk is not None])
+            text += "".join([answer_format.events(index, delta, completion.usage) for index, delta in news])
             if text:
                 yield text
+                text = ""
     except KernelFlumeError as error:
         logger.warning("a stream failed: %s", error)
-        yield event(api_error_of(error).to_json())
+        yield text + answer_format.fail(api_error_of(error))
         return
-    if with_usage:
-        yield event(answer_format.usage_chunk(completion.usage()))
-    yield DONE
+    yield text + answer_format.end(completion.usage())

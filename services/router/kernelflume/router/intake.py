@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
+from kernelflume.core.sampling import FinishReason
+from kernelflume.router.choice import TOOL_CALLS
 from kernelflume.router.errors import ModelNotFoundError
+from kernelflume.router.formats import ChatFormat, CompletionFormat, ResponsesFormat
+from kernelflume.router.order import Order
 from kernelflume.router.sampling import check_token_ids, fit_max_tokens, sampling_of
-from kernelflume.router.schemas import ChatCompletionRequest, CompletionRequest, GenerationBody, parse
+from kernelflume.router.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationBody,
+    RequestBody,
+    ResponsesRequest,
+    parse,
+)
+from kernelflume.router.schemas.responses import own_name
+from kernelflume.router.tools.prompt import without_tools
+from kernelflume.router.tools.registry import knows_tools
+from kernelflume.router.tools.use import ToolMode
 from kernelflume.router.weightnodes import ModelLimits
 
 if TYPE_CHECKING:
@@ -17,31 +33,19 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.router.formats import AnswerFormat, AnswerHead
     from kernelflume.router.sampling import GenerationDefaults
     from kernelflume.router.schemas import Prompt
+    from kernelflume.router.schemas.messages import ChatMessage
     from kernelflume.router.tokenizer import Tokenizer
+    from kernelflume.router.tools.calls import Tool, ToolFormat
     from kernelflume.router.weightnodes import WeightNodes
 
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions give a request that does not say how many tokens it wants."""
 _LARGE_BODY_BYTES = 64 * 1024
 
-B = TypeVar("B", bound=GenerationBody)
-
-
-@dataclass(frozen=True, slots=True)
-class Order(Generic[B]):
-    """One request, ready to run."""
-
-    body: B
-    model: str
-    """Name the answer gives the model."""
-    prompts: Sequence[Sequence[int]]
-    """Token ids of each prompt."""
-    samplings: Sequence[SamplingParameters]
-    """Of each prompt's first choice."""
-    echoes: Sequence[str]
-    """What each prompt's choices begin with."""
+R = TypeVar("R", bound=RequestBody)
 
 
 class Intake:
@@ -56,6 +60,7 @@ class Intake:
         model_names: Sequence[str],
         max_model_len: int | None,
         max_choices: int,
+        tool_format: ToolFormat,
         executor: Executor,
     ) -> None:
         """Make an intake.
@@ -67,6 +72,7 @@ class Intake:
             model_names: names the model is served under.
             max_model_len: a bound of the context besides the nodes' own.
             max_choices: most choices of one request.
+            tool_format: how the model writes tool calls.
             executor: where large bodies are parsed.
         """
         self._tokenizer = tokenizer
@@ -75,6 +81,8 @@ class Intake:
         self._model_names = tuple(model_names)
         self._max_model_len = max_model_len
         self._max_choices = max_choices
+        self._tool_format = tool_format
+        self._template_knows_tools = knows_tools(tokenizer.tool_template)
         self._executor = executor
 
     def limits(self) -> ModelLimits:
@@ -96,20 +104,82 @@ class Intake:
         Raises:
             KernelFlumeError: the request cannot be served; the error says why.
         """
-        body, model = await self._parse(ChatCompletionRequest, raw, num_prompts=lambda _: 1)
+        body = await self.read(ChatCompletionRequest, raw)
+        return await self._order_chat(body, ChatFormat)
+
+    async def read_responses(self, raw: bytes) -> Order[ChatCompletionRequest]:
+        """Read the body of a response, as the chat completion that it is.
+
+        Raises:
+            KernelFlumeError: the request cannot be served; the error says why.
+        """
+        request = await self.read(ResponsesRequest, raw)
+        try:
+            order = await self._order_chat(request.to_chat(), partial(ResponsesFormat, request))
+        except InvalidRequestError as error:
+            error.parameter = own_name(error.parameter)
+            raise
+        return replace(order, own_name=own_name)
+
+    async def _order_chat(
+        self, body: ChatCompletionRequest, new_format: Callable[[AnswerHead], AnswerFormat]
+    ) -> Order[ChatCompletionRequest]:
+        self._check_choices(body, num_prompts=1)
         limits = self.limits()
-        begins = body.add_generation_prompt
-        if begins is None:
-            begins = not body.continue_final_message
-        text = await self._tokenizer.render_chat(
-            [message.for_template() for message in body.messages],
-            add_generation_prompt=begins,
+        use = body.tool_use()
+        prompt = await self.encode_chat(
+            body.messages,
+            use.shown,
+            add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
+            add_special_tokens=body.add_special_tokens,
+            limits=limits,
         )
-        prompt = await self._tokenize(text, body.add_special_tokens, limits, parameter="messages")
         sampling = self._sampling(body, prompt, None, limits)
-        return Order(body, model, [prompt], [sampling], [""])
+        return Order(
+            body,
+            self.model_name(body),
+            [prompt],
+            [sampling],
+            [""],
+            new_format,
+            partial(use.new_parser, self._tool_format, guided=sampling.grammar is not None),
+            self._tool_format.tags if use.active else frozenset(),
+            # OpenAI tells of a call by the reason only where the model chose to make one.
+            FinishReason.STOP if use.mode is ToolMode.NAMED else TOOL_CALLS,
+        )
+
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        *,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool,
+        template_kwargs: dict[str, Any],
+        add_special_tokens: bool,
+        limits: ModelLimits,
+    ) -> list[int]:
+        """Return a conversation as token ids.
+
+        Raises:
+            InvalidRequestError: the chat template refuses it.
+        """
+        knows = self._template_knows_tools
+        plain = [message.for_template(as_objects=knows) for message in messages]
+        if not knows:
+            plain = without_tools(plain, tools, self._tool_format)
+        begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        text = await self._tokenizer.render_chat(
+            plain,
+            add_generation_prompt=begins,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+            tools=[tool.to_template() for tool in tools] if knows and tools else None,
+            with_tools=knows and (bool(tools) or any(message.about_tools for message in messages)),
+        )
+        return await self.encode(text, add_special_tokens, limits, parameter="messages")
 
     async def read_completion(self, raw: bytes) -> Order[CompletionRequest]:
         """Read the body of a completion.
@@ -117,40 +187,61 @@ class Intake:
         Raises:
             KernelFlumeError: the request cannot be served; the error says why.
         """
-        body, model = await self._parse(CompletionRequest, raw, num_prompts=lambda body: len(body.prompt))
+        body = await self.read(CompletionRequest, raw)
+        self._check_choices(body, num_prompts=len(body.prompt))
         limits = self.limits()
         prompts: list[Sequence[int]] = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
-                prompts.append(
-                    await self._tokenize(prompt, body.add_special_tokens, limits, parameter="prompt")
-                )
+                prompts.append(await self.encode(prompt, body.add_special_tokens, limits, parameter="prompt"))
             else:
                 check_token_ids(prompt, vocab_size=limits.vocab_size, parameter="prompt")
                 prompts.append(prompt)
         samplings = [self._sampling(body, prompt, COMPLETION_MAX_TOKENS, limits) for prompt in prompts]
         echoes = [self._echo(prompt) if body.echo else "" for prompt in body.prompt]
-        return Order(body, model, prompts, samplings, echoes)
+        return Order(body, self.model_name(body), prompts, samplings, echoes, CompletionFormat)
 
-    async def _parse(self, kind: type[B], raw: bytes, *, num_prompts: Callable[[B], int]) -> tuple[B, str]:
+    async def read(self, kind: type[R], raw: bytes) -> R:
+        """Read a body and check that the model it names is served.
+
+        Raises:
+            InvalidRequestError: the body is bad.
+            ModelNotFoundError: the model is another one.
+        """
         if len(raw) < _LARGE_BODY_BYTES:
             body = parse(kind, raw)
         else:
             body = await asyncio.get_running_loop().run_in_executor(self._executor, parse, kind, raw)
-        model = self._model_names[0] if body.model is None else body.model
-        if model not in self._model_names:
-            raise ModelNotFoundError(f"The model `{model}` does not exist.")
-        num_choices = body.n * num_prompts(body)
+        self.model_name(body)
+        return body
+
+    def model_name(self, body: RequestBody) -> str:
+        """Return the name that the answer gives the model.
+
+        Raises:
+            ModelNotFoundError: the request names another model.
+        """
+        name = self._model_names[0] if body.model is None else body.model
+        if name not in self._model_names:
+            raise ModelNotFoundError(f"The model `{name}` does not exist.")
+        return name
+
+    def _check_choices(self, body: GenerationBody, *, num_prompts: int) -> None:
+        num_choices = body.n * num_prompts
         if num_choices > self._max_choices:
             raise InvalidRequestError(
                 f"n times the number of prompts may be at most {self._max_choices}, not {num_choices}",
                 parameter="n",
             )
-        return body, model
 
-    async def _tokenize(
+    async def encode(
         self, text: str, add_special_tokens: bool, limits: ModelLimits, *, parameter: str
     ) -> list[int]:
+        """Return a prompt as token ids, one at least.
+
+        Raises:
+            InvalidRequestError: it is far too long, or empty and the model has no bos token.
+        """
         prompt = await self._tokenizer.encode(
             text, add_special_tokens=add_special_tokens, max_tokens=limits.max_model_len
         )

@@ -27,6 +27,8 @@ from kernelflume.router.keysource import FileKeys, Keys, StoreKeys
 from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
+from kernelflume.router.tokens import TokenEndpoints
+from kernelflume.router.tools.registry import choose_format
 from kernelflume.router.weightnodes import WeightNodes
 from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.clock import MonotonicClock
@@ -130,6 +132,7 @@ async def _serve(
         model_names=names,
         max_model_len=settings.max_model_len,
         max_choices=settings.max_choices,
+        tool_format=choose_format(settings.tool_call_parser, tokenizer.tool_template),
         executor=executor,
     )
     dispatcher = Dispatcher(
@@ -149,11 +152,22 @@ async def _serve(
         clock=clock,
         tracer=tracer,
     )
-    app = build_app(gateway=gateway, intake=intake, admission=admission, metrics=metrics, model_names=names)
+    app = build_app(
+        gateway=gateway,
+        tokens=TokenEndpoints(settings, intake=intake, tokenizer=tokenizer),
+        intake=intake,
+        admission=admission,
+        metrics=metrics,
+        model_names=names,
+    )
     guarded = guard(
         app,
         settings,
-        endpoints={"/v1/chat/completions": gateway.chat, "/v1/completions": gateway.complete},
+        endpoints={
+            "/v1/chat/completions": gateway.chat,
+            "/v1/completions": gateway.complete,
+            "/v1/responses": gateway.respond,
+        },
         keys=keys,
         admission=admission,
         metrics=metrics,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.router.errors import ContextLengthError
-from kernelflume.router.structured import grammar_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +131,7 @@ def sampling_of(
         allowed_token_ids=body.allowed_token_ids,
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
-        grammar=grammar_of(body),
+        grammar=body.grammar(),
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from kernelflume.core.apikeys import KeyLimits
+from kernelflume.router.tools.registry import ToolParserName  # noqa: TC001 - pydantic reads it
 from kernelflume.runtime.settings import ByteSize, ServiceSettings
 from kernelflume.runtime.tls import TlsSettings
 
@@ -82,6 +83,9 @@ class RouterSettings(ServiceSettings):
     """As the weight nodes': with `dummy` the model's folder needs no weights."""
     seed: int = 0
     """With `load_format` dummy, the weight nodes' seed: there it is part of what the model is."""
+    tool_call_parser: ToolParserName = "auto"
+    """Format in which the model writes tool calls: `hermes` (Qwen too), `llama3` or `smollm2`; default: what
+    its chat template shows."""
     served_model_name: NameList = ()
     """Names the model is served under; default: what `model` says."""
     max_model_len: int | None = Field(default=None, ge=2)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelflume.core.errors import InvalidRequestError
 from kernelflume.core.grammar import Grammar, GrammarKind
+from kernelflume.router.json_schema import check_schema
 
 if TYPE_CHECKING:
     from kernelflume.router.schemas import GenerationBody
@@ -56,6 +57,29 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
     Raises:
         InvalidRequestError: two fields ask for something, or what one asks for is malformed or too large.
     """
+    wanted = _wanted(body)
+    if len(wanted) > 1:
+        names = " and ".join(wanted)
+        raise InvalidRequestError(f"{names} cannot be combined", parameter=list(wanted)[1].split(".")[0])
+    for name, (kind, value) in wanted.items():
+        try:
+            # A string is a text already: of a schema, of rules, of an expression.
+            grammar = Grammar(kind, value if isinstance(value, str) else json.dumps(value))
+            if kind is GrammarKind.JSON_SCHEMA:
+                check_schema(json.loads(grammar.text))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(str(error), parameter=name.split(".")[0]) from None
+        return grammar
+    return None
+
+
+def grammar_field(body: GenerationBody) -> str | None:
+    """Return the field that asks for a structure, or None if there is none."""
+    return next((name.split(".")[0] for name in _wanted(body)), None)
+
+
+def _wanted(body: GenerationBody) -> dict[str, tuple[GrammarKind, Any]]:
+    """Return what each field asks for that asks for something."""
     newer = body.structured_outputs or StructuredOutputs()
     asked: dict[str, tuple[GrammarKind, Any]] = {
         "response_format": _of_response_format(body.response_format),
@@ -69,17 +93,7 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
         "structured_outputs.grammar": (GrammarKind.EBNF, newer.grammar),
         "structured_outputs.json_object": (GrammarKind.JSON_OBJECT, "" if newer.json_object else None),
     }
-    wanted = {name: value for name, value in asked.items() if value[1] is not None}
-    if len(wanted) > 1:
-        names = " and ".join(wanted)
-        raise InvalidRequestError(f"{names} cannot be combined", parameter=list(wanted)[1].split(".")[0])
-    for name, (kind, value) in wanted.items():
-        try:
-            # A string is a text already: of a schema, of rules, of an expression.
-            return Grammar(kind, value if isinstance(value, str) else json.dumps(value))
-        except InvalidRequestError as error:
-            raise InvalidRequestError(str(error), parameter=name.split(".")[0]) from None
-    return None
+    return {name: value for name, value in asked.items() if value[1] is not None}
 
 
 def _of_response_format(wanted: ResponseFormat | None) -> tuple[GrammarKind, Any]:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.router.byte_level import NUM_BYTES, byte_alphabet, token_bytes
 from kernelflume.router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from kernelflume.router.errors import ContextLengthError
 
@@ -47,7 +48,6 @@ _TEMPLATE_FAILURES = (
     TypeError,
     ValueError,
 )
-_NUM_BYTES = 256
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE_MARK = "\u2581"
 """What SentencePiece writes for a space."""
@@ -64,6 +64,7 @@ class Tokenizer:
         *,
         executor: Executor,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         template_tokens: Mapping[str, str] | None = None,
     ) -> None:
         """Wrap a tokenizer.
@@ -72,6 +73,7 @@ class Tokenizer:
             tokenizer: the tokenizer itself; its truncation and padding are turned off.
             executor: where long texts are worked on.
             chat_template: Jinja template of the model, if it is a chat model.
+            tool_template: another one for conversations with tools, if the model has two.
             template_tokens: special tokens by the names that templates use (``bos_token`` ...).
         """
         tokenizer.no_truncation()
@@ -79,6 +81,7 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self._executor = executor
         self._chat_template = chat_template
+        self._tool_template = tool_template or chat_template
         self._template_tokens = dict(template_tokens or {})
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
@@ -106,16 +109,15 @@ class Tokenizer:
             raise ConfigurationError(f"model: cannot read {folder / 'tokenizer.json'}: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         template_file = folder / "chat_template.jinja"
-        template: str | None
+        template = _template(config.get("chat_template"), "default")
         if template_file.is_file():
             template = template_file.read_text(encoding="utf-8")
-        else:
-            template = _default_template(config.get("chat_template"))
         tokens = {name: _token_text(config.get(name)) for name in _TEMPLATE_TOKENS}
         return cls(
             tokenizer,
             executor=executor,
             chat_template=template,
+            tool_template=_template(config.get("chat_template"), "tool_use"),
             template_tokens={name: text for name, text in tokens.items() if text is not None},
         )
 
@@ -141,18 +143,28 @@ class Tokenizer:
 
     async def render_chat(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+        with_tools: bool = False,
     ) -> str:
         """Return a conversation as the text that the model was trained to read.
+
+        Args:
+            messages: of the conversation.
+            add_generation_prompt: begin a new message of the assistant.
+            continue_final_message: leave the final message open instead.
+            template_kwargs: further variables for the template.
+            tools: those that the template shows, if it can.
+            with_tools: tools are part of the conversation.
 
         Raises:
             InvalidRequestError: the model has no template, or the template refuses the conversation.
         """
-        template = self._chat_template
+        template = self._tool_template if with_tools else self._chat_template
         if template is None:
             raise InvalidRequestError(
                 "This model has no chat template; use /v1/completions.", parameter="messages"
@@ -166,7 +178,8 @@ class Tokenizer:
         def render() -> str:
             try:
                 texts, _ = render_jinja_template(
-                    [messages],
+                    [list(messages)],
+                    tools=tools,
                     chat_template=template,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
@@ -179,7 +192,20 @@ class Tokenizer:
                 raise InvalidRequestError(message, parameter="messages") from error
             return str(texts[0])
 
-        return await self._run(sum(len(str(message["content"])) for message in messages), render)
+        return await self._run(len(str(tools)) + sum(len(str(message)) for message in messages), render)
+
+    @property
+    def tool_template(self) -> str | None:
+        """The template of conversations with tools, if this is a chat model."""
+        return self._tool_template
+
+    def token(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it, or None if there is none with this id."""
+        return self._tokens[token_id] if token_id < len(self._tokens) else None
+
+    async def decode_later(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included, without holding others up if there are many."""
+        return await self._run(len(token_ids), partial(self.decode, token_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
@@ -188,7 +214,7 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for, special tokens included; none for an id without text."""
         if self._byte_tables is not None:
-            table = self._byte_tables[False]
+            table = self._byte_tables[frozenset()]
             return table[token_id] if token_id < len(table) else b""
         token = self._tokens[token_id] if token_id < len(self._tokens) else None
         if token is None:
@@ -197,13 +223,23 @@ class Tokenizer:
             return bytes.fromhex(token[3:5])
         return token.replace(_SPACE_MARK, " ").encode()
 
-    def new_detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a detokenizer for one choice."""
+    def new_detokenizer(
+        self, *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()
+    ) -> Detokenizer:
+        """Return a detokenizer for one choice.
+
+        Args:
+            skip_special_tokens: show nothing for these.
+            shown: special tokens to show nevertheless.
+        """
+        hidden = self._special_ids if skip_special_tokens else frozenset()
+        if shown and hidden:
+            hidden -= {self._tokenizer.token_to_id(token) for token in shown}
         if self._byte_tables is not None:
-            return BytesDetokenizer(self._byte_tables[skip_special_tokens])
+            return BytesDetokenizer(self._byte_table(hidden))
         return WindowDetokenizer(
             self.decode,
-            silent_ids=self._special_ids if skip_special_tokens else frozenset(),
+            silent_ids=hidden,
             byte_ids=self._byte_ids(),
             vocab_size=self.vocab_size,
         )
@@ -225,35 +261,23 @@ class Tokenizer:
         decoder = json.loads(self._tokenizer.to_str())["decoder"]
         return decoder is not None and decoder["type"] == "ByteLevel"
 
-    def _make_byte_tables(self) -> dict[bool, list[bytes]]:
-        """Return the bytes by id, by whether special tokens are skipped."""
-        byte_of = {char: byte for byte, char in enumerate(_byte_alphabet())}
-        full = [_token_bytes(token, byte_of) for token in self._tokens]
-        skipping = list(full)
-        for number in self._special_ids:
-            skipping[number] = b""
-        return {False: full, True: skipping}
+    def _make_byte_tables(self) -> dict[frozenset[int], list[bytes]]:
+        """Return the bytes by id, by what is hidden: nothing at first."""
+        byte_of = {char: byte for byte, char in enumerate(byte_alphabet())}
+        return {frozenset(): [token_bytes(token, byte_of) for token in self._tokens]}
+
+    def _byte_table(self, hidden: frozenset[int]) -> list[bytes]:
+        """Return the bytes by id. There are two or three tables in all, so each is made once and kept."""
+        tables = self._byte_tables or self._make_byte_tables()
+        table = tables.get(hidden)
+        if table is None:
+            table = [b"" if number in hidden else raw for number, raw in enumerate(tables[frozenset()])]
+            tables[hidden] = table
+        return table
 
     def _byte_ids(self) -> frozenset[int]:
-        names = (f"<0x{byte:02X}>" for byte in range(_NUM_BYTES))
+        names = (f"<0x{byte:02X}>" for byte in range(NUM_BYTES))
         return frozenset(number for number in map(self._tokenizer.token_to_id, names) if number is not None)
-
-
-def _byte_alphabet() -> list[str]:
-    """Return the character that byte-level vocabularies write for each byte (GPT-2's table)."""
-    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(_NUM_BYTES, 2 * _NUM_BYTES))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(_NUM_BYTES)]
-
-
-def _token_bytes(token: str | None, byte_of: Mapping[str, int]) -> bytes:
-    if token is None:
-        return b""
-    try:
-        return bytes([byte_of[char] for char in token])
-    except KeyError:
-        # An added token is plain text, not written in the byte alphabet.
-        return token.encode()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -266,12 +290,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _default_template(value: Any) -> str | None:
-    """Return the template of a config: one text, or a list of named ones with a default."""
+def _template(value: Any, name: str) -> str | None:
+    """Return a template of a config: one text, which is the default, or one of a list of named ones."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        return named.get("default")
-    return value if isinstance(value, str) else None
+        value = named.get(name)
+        return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and name == "default" else None
 
 
 def _token_text(value: Any) -> str | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from kernelflume.router.completion import Usage
-    from kernelflume.router.intake import Order
+    from kernelflume.router.order import Order
     from kernelflume.runtime.tracing import Attributes, Headers, Span, Tracer
 
 

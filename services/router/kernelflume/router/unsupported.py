@@ -20,6 +20,10 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "priority": (0,),
     "prompt_logprobs": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "guided_decoding_backend": ("auto",),
+    "guided_whitespace_pattern": (),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
@@ -36,13 +40,10 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": ("none",),
     "store": (False,),
     "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -51,6 +52,25 @@ _COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 
+RESPONSES_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning": ({}, {"effort": "none"}),
+    "service_tier": ("auto", "default"),
+    "store": (False,),  # nothing is stored; a client that says nothing is served
+    "truncation": ("disabled",),
+}
+"""Name -> values that ask for nothing, for responses."""
 CHAT_FIELDS: Mapping[str, tuple[Any, ...]] = _COMMON | _CHAT_ONLY
 """Name -> values that ask for nothing, for chat completions."""
 COMPLETION_FIELDS: Mapping[str, tuple[Any, ...]] = _COMMON | _COMPLETION_ONLY

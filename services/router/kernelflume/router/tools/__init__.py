@@ -1,0 +1,1 @@
+"""Tools: how calls of them are asked for in a prompt, and found again in what a model writes."""
