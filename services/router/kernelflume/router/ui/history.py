@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelflume.core.names import split_name
+from kernelflume.router.ui.sight import LAUNCHING, launching_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +42,14 @@ def changes(before: Sight, after: Sight, *, at: float) -> list[Event]:
     epoch = after.table.epoch if after.table is not None else 0
     if after.table is not None and (before.table is None or before.table.epoch != epoch):
         events.append(Event(at=at, kind="epoch", epoch=epoch))
+    events += _attention_changes(before, after, at=at, epoch=epoch)
     labels = _weight_names(before) | _weight_names(after)
-    for kind, states in (("attention", _attention_states), ("weight", _weight_states)):
-        old, new = states(before), states(after)
-        for node in sorted(old.keys() | new.keys()):
-            was, now = old.get(node, ""), new.get(node, GONE)
-            if was != now:
-                label = labels.get(node, split_name(node)[0])
-                events.append(Event(at=at, kind=kind, node=label, before=was, after=now, epoch=epoch))
+    old, new = _weight_states(before), _weight_states(after)
+    for address in sorted(old.keys() | new.keys()):
+        was, now = old.get(address, ""), new.get(address, GONE)
+        if was != now:
+            label = labels.get(address, address)
+            events.append(Event(at=at, kind="weight", node=label, before=was, after=now, epoch=epoch))
     return events
 
 
@@ -77,8 +77,27 @@ class History:
         return tuple(self._events)
 
 
-def _attention_states(sight: Sight) -> dict[str, str]:
-    return {node.name: str(node.state) for node in sight.table.nodes} if sight.table is not None else {}
+def _attention_changes(before: Sight, after: Sight, *, at: float, epoch: int) -> list[Event]:
+    old, new = _attention_states(before), _attention_states(after)
+    events = []
+    for node_id in sorted(old.keys() | new.keys()):
+        was, was_start = old.get(node_id, ("", ""))
+        now, now_start = new.get(node_id, (GONE, ""))
+        if was and was_start and now_start and was_start != now_start:
+            # The same id, another process: the one before left, whatever the new one's state is.
+            events.append(Event(at=at, kind="attention", node=node_id, before=was, after=GONE, epoch=epoch))
+            was = ""
+        if was != now:
+            events.append(Event(at=at, kind="attention", node=node_id, before=was, after=now, epoch=epoch))
+    return events
+
+
+def _attention_states(sight: Sight) -> dict[str, tuple[str, str]]:
+    """Return state and incarnation by node id; a node that is only being started has no incarnation."""
+    states = dict.fromkeys(launching_nodes(sight), (LAUNCHING, ""))
+    if sight.table is not None:
+        states |= {node.node_id: (str(node.state), node.incarnation) for node in sight.table.nodes}
+    return states
 
 
 def _weight_states(sight: Sight) -> dict[str, str]:

@@ -10,6 +10,7 @@ import grpc
 
 from kernelflume.core.errors import KernelFlumeError
 from kernelflume.core.leases import NodeKind
+from kernelflume.core.names import split_name
 from kernelflume.rpc.channel import PLAINTEXT
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 _CALL_TIMEOUT_S = 1.0
+LAUNCHING = "launching"
+"""State of a node that an operation starts and that is not in the table yet."""
+_STARTING_PHASES = ("launching", "prewarming")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,16 @@ class Sight:
     """Why table and leases are not of now; '' when they are."""
     scaler_fault: str = ""
     """Why ``topology`` is None; '' when it is not."""
+
+
+def launching_nodes(sight: Sight) -> tuple[str, ...]:
+    """Return the ids of the nodes that an operation starts and that are not in the table yet."""
+    topology = sight.topology
+    if topology is None or topology.operation.phase not in _STARTING_PHASES:
+        return ()
+    known = {node.node_id for node in sight.table.nodes} if sight.table is not None else set()
+    ids = (split_name(name)[0] for name in topology.operation.node_ids)
+    return tuple(node_id for node_id in ids if node_id not in known)
 
 
 class SightReader:

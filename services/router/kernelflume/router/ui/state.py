@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernelflume.core.names import split_name
+from kernelflume.router.ui.sight import LAUNCHING, launching_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,6 @@ MAX_RANGES = 64
 """Ranges of one sequence that are sent; those before are taken together as one of no node."""
 MAX_NODES = 256
 """Nodes of a kind that are sent."""
-LAUNCHING = "launching"
-"""State of a node that an operation starts and that is not in the table yet."""
-_STARTING_PHASES = ("launching", "prewarming")
 _SUMMARY_SLOTS = 12
 """Slots that make the figures of the last minute."""
 _MS_DIGITS = 2
@@ -63,9 +60,7 @@ def attention_section(sight: Sight) -> dict[str, Any]:
         _attention_node(entry, leases.get(entry.name), told.get(entry.node_id), tails.get(entry.node_id, 0))
         for entry in entries[:MAX_NODES]
     ]
-    if topology is not None and topology.operation.phase in _STARTING_PHASES:
-        known = {entry.node_id for entry in entries}
-        nodes += [_launching(node_id) for node_id in topology.operation.node_ids if node_id not in known]
+    nodes += [_launching(node_id) for node_id in launching_nodes(sight)]
     return {"nodes": nodes, "num_nodes": max(len(nodes), len(entries))}
 
 
@@ -202,9 +197,9 @@ def _attention_node(
     }
 
 
-def _launching(name: str) -> dict[str, Any]:
+def _launching(node_id: str) -> dict[str, Any]:
     return {
-        "id": split_name(name)[0],
+        "id": node_id,
         "incarnation": "",
         "address": "",
         "state": LAUNCHING,

@@ -132,7 +132,7 @@ function makeWeight() {
   const left = element("span");
   const right = element("span", { class: "muted" });
   const trouble = element("p", { class: "trouble" });
-  const { list, values } = facts("Running", "Waiting", "Step");
+  const { list, values } = facts("Running", "Waiting", "Step", "Epoch");
   const card = element(
     "li",
     {},
@@ -153,11 +153,13 @@ function updateWeight(card, node, epoch) {
   setText(name, node.id);
   setText(left, `${plural(node.num_tokens, "token")} in context`);
   const behind = node.adopted_epoch !== null && epoch !== null && node.adopted_epoch < epoch;
-  setText(right, node.adopted_epoch === null ? "" : `epoch ${count(node.adopted_epoch)}${behind ? ", adopting" : ""}`);
+  setText(right, behind ? "adopting" : "");
   show(trouble, !serving);
   setText(trouble, node.trouble ?? "");
+  setAttribute(values[1], "title", node.waiting_tokens ? `${plural(node.waiting_tokens, "token")} to compute` : null);
   setText(values[0], count(node.num_running ?? node.num_requests));
-  setText(values[1], node.waiting_tokens ? `${count(node.num_waiting)} (${count(node.waiting_tokens)} tok)` : count(node.num_waiting));
+  setText(values[1], count(node.num_waiting));
   setText(values[2], milliseconds(node.step_ms));
+  setText(values[3], count(node.adopted_epoch));
   setAttribute(card, "aria-label", `Weight node ${node.id}, ${state.text.textContent}${node.trouble ? `: ${node.trouble}` : ""}, ${plural(node.num_requests, "request")}`);
 }

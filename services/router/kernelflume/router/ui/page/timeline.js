@@ -8,6 +8,8 @@ const LANE = 22;
 const TOP = 36;
 const LEFT = 76;
 const LETTER = 7;
+const NARROW = 480;
+const CLOSE = 44; // epochs nearer than this share a label
 const MAX_LISTED = 60;
 const LEAST_GAP_S = 2;
 
@@ -46,6 +48,7 @@ function drawing(events, decisions, now, width, height) {
     image.append(svg("rect", { class: "gap", x: x(event.since), y: TOP - 4, width: x(event.at) - x(event.since), height: tall - TOP }, svg("title", {}, "nobody looked: what happened here is dated later")));
   }
   for (let minutes = 5; minutes >= 0; minutes -= 1) {
+    if (width < NARROW && ![5, 2, 0].includes(minutes)) continue;
     const at = x(now - 60 * minutes);
     image.append(svg("line", { class: "grid", x1: at, x2: at, y1: 16, y2: tall }), svg("text", { x: at, y: 11, "text-anchor": minutes ? (minutes === 5 ? "start" : "middle") : "end" }, minutes ? `−${minutes} min` : "now"));
   }
@@ -61,15 +64,18 @@ function drawing(events, decisions, now, width, height) {
 }
 
 function epochs(image, events, x, now, tall) {
-  let labelled = -Infinity;
-  for (const event of events.filter((event) => event.kind === "epoch" && event.at >= now - SECONDS)) {
+  const shown = events.filter((event) => event.kind === "epoch" && event.at >= now - SECONDS);
+  const groups = [];
+  for (const event of shown) {
     const at = x(event.at);
     image.append(svg("line", { class: "epoch", x1: at, x2: at, y1: 20, y2: tall }, svg("title", {}, `epoch ${event.epoch} at ${clockTime(event.at)}`)));
-    const text = String(event.epoch);
-    if (at - labelled < text.length * LETTER + 8) continue;
+    if (groups.length && at - groups.at(-1).at < CLOSE) groups.at(-1).last = event.epoch;
+    else groups.push({ at, first: event.epoch, last: event.epoch });
+  }
+  for (const { at, first, last } of groups) {
+    const text = first === last ? `${first}` : `${first}–${last}`;
     const flips = at + text.length * LETTER + 6 > x(now);
-    image.append(svg("text", { class: "label", x: flips ? at - 3 : at + 3, y: 30, "text-anchor": flips ? "end" : "start" }, text));
-    labelled = at;
+    image.append(svg("text", { class: "label halo", x: flips ? at - 3 : at + 3, y: 30, "text-anchor": flips ? "end" : "start" }, text));
   }
 }
 
