@@ -7,6 +7,7 @@ import { milliseconds, plural } from "./words.js";
 
 const AT_END_PX = 40;
 const STOPPED = "stopped";
+const LEAST_RATED = 8; // tokens: fewer have no rate worth a word
 
 export class Chat {
   #messages = [];
@@ -140,7 +141,7 @@ function speed({ reason, tokens }, { began, first }) {
   if (first !== null) {
     parts.push(`first after ${milliseconds(first - began)}`);
     const seconds = (performance.now() - first) / 1000;
-    if (tokens > 1 && seconds > 0) parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+    if (tokens >= LEAST_RATED) parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
   }
   if (reason === "length") parts.push("as long as was allowed");
   return parts.join(", ") || "an empty answer";
