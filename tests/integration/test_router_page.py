@@ -14,7 +14,7 @@ from tests.router_parts import Event, endless, saying
 from tests.ui_cluster import LETTER, ui_cluster
 
 from kernelflume.core.routing import NodeState
-from kernelflume.router import lifecycle
+from kernelflume.router.app import build_app
 from kernelflume.router.ui.files import page_paths
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ async def test_the_keyboard_is_enough_for_the_chat(tmp_path: Path, valkey: Valke
         assert await page.run("return document.activeElement.getBoundingClientRect().top >= 0")
         await page.press(Keys.ENTER)
         await page.eventually("document.activeElement.id === 'chat'")
-        visited = []
+        visited: list[str] = []
         while (at := await page.run(f"return {focus}")) != "chat-text" and len(visited) < 6:
             visited.append(at)
             await page.press(Keys.TAB)
@@ -191,14 +191,12 @@ class KeyGate:
 async def test_a_key_is_asked_for_in_words_and_then_opens_page_and_chat(
     tmp_path: Path, valkey: ValkeyProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_app = lifecycle.build_app
-
     def build_gated_app(**parts: Any) -> FastAPI:
         app = build_app(**parts)
         app.add_middleware(KeyGate)
         return app
 
-    monkeypatch.setattr(lifecycle, "build_app", build_gated_app)
+    monkeypatch.setattr("kernelflume.router.lifecycle.build_app", build_gated_app)
     async with ui_cluster(tmp_path, valkey) as cluster, browser() as page:
         await page.open(f"{cluster.url}/ui")
         banner = "document.getElementById('banner').textContent"

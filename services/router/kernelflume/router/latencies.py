@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kernelflume.runtime.clock import Clock
 
 _GROWTH = math.log(1.04)
 """Neighbouring buckets differ by 4 %: so far may a quantile be off."""
+_BUCKETS_A_FOLD = 1 / _GROWTH
 _LEAST_S = 1e-6
+_LEAST_BUCKET = int(math.log(_LEAST_S) * _BUCKETS_A_FOLD)
 _MEDIAN, _HIGH = 0.5, 0.99
 
 
@@ -44,17 +46,24 @@ class RecentLatencies:
         self.slot_s = slot_s
         self.num_slots = num_slots
         self._number = 0
-        self._counts: Counter[int] = Counter()
-        self._past: deque[tuple[int, Counter[int], Latencies]] = deque(maxlen=num_slots - 1)
+        self._ends_at = slot_s
+        self._counts: dict[int, int] = {}
+        """Durations of the present slot by bucket."""
+        self._past: deque[tuple[int, dict[int, int], Latencies]] = deque(maxlen=num_slots - 1)
 
     def observe(self, amount: float) -> None:
         """Take a duration in seconds."""
-        self._turn()
-        self._counts[round(math.log(max(amount, _LEAST_S)) / _GROWTH)] += 1
+        # Once a token: no call that can be done without.
+        now = self._clock.now()
+        if now >= self._ends_at:
+            self._turn(now)
+        bucket = int(math.log(amount) * _BUCKETS_A_FOLD) if amount > _LEAST_S else _LEAST_BUCKET
+        counts = self._counts
+        counts[bucket] = counts.get(bucket, 0) + 1
 
     def slots(self) -> list[Latencies | None]:
         """Return every slot, the oldest first, the present one last; None where nothing was observed."""
-        self._turn()
+        self._turn(self._clock.now())
         slots: list[Latencies | None] = [None] * self.num_slots
         for number, _, latencies in self._past:
             index = self.num_slots - 1 - (self._number - number)
@@ -65,23 +74,23 @@ class RecentLatencies:
 
     def last(self, num_slots: int) -> Latencies | None:
         """Return the last slots taken together, the present one included."""
-        self._turn()
+        self._turn(self._clock.now())
         total = Counter(self._counts)
         for number, counts, _ in self._past:
             if self._number - number < num_slots:
                 total.update(counts)
         return _figures(total)
 
-    def _turn(self) -> None:
+    def _turn(self, now: float) -> None:
         """Begin a new slot if it is time."""
-        number = int(self._clock.now() / self.slot_s)
-        if number == self._number:
+        if now < self._ends_at:
             return
         figures = _figures(self._counts)
         if figures is not None:
             self._past.append((self._number, self._counts, figures))
-            self._counts = Counter()
-        self._number = number
+            self._counts = {}
+        self._number = int(now / self.slot_s)
+        self._ends_at = (self._number + 1) * self.slot_s
 
 
 class Both:
@@ -97,8 +106,8 @@ class Both:
         self._second.observe(amount)
 
 
-def _figures(counts: Counter[int]) -> Latencies | None:
-    total = counts.total()
+def _figures(counts: Mapping[int, int]) -> Latencies | None:
+    total = sum(counts.values())
     if not total:
         return None
     ordered = sorted(counts.items())
