@@ -244,7 +244,7 @@ async def test_a_phone_shows_everything_without_scrolling_sideways(
         await opened(page, cluster.url)
         await page.run("for (const part of document.querySelectorAll('details')) part.open = true")
         assert await page.run(NO_SIDEWAYS_SCROLL)
-        texts = ".figures dt, .figures dd, .cards h3, .cards dd, .cards .pair"
+        texts = ".figures dt, .figures dd, .cards h3, .cards dt, .cards dd, .cards .pair, figcaption span"
         cut = await page.run(
             f"return [...document.querySelectorAll('{texts}')]"
             ".filter((node) => node.scrollWidth > node.clientWidth + 1).map((node) => node.textContent)"

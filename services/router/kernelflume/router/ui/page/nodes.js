@@ -129,10 +129,10 @@ export function showWeightNodes(weight, epoch) {
 function makeWeight() {
   const state = badge();
   const name = element("span");
-  const left = element("span");
-  const right = element("span", { class: "muted" });
+  const left = element("span", { title: "in the contexts of running sequences" });
+  const right = element("span", { class: "muted", title: "of the table that its steps use" });
   const trouble = element("p", { class: "trouble" });
-  const { list, values } = facts("Running", "Waiting", "Step", "Epoch");
+  const { list, values } = facts("Running", "Waiting", "Step");
   const card = element(
     "li",
     {},
@@ -151,15 +151,14 @@ function updateWeight(card, node, epoch) {
   setAttribute(state.node, "class", `badge is-${serving ? "serving" : "not-serving"}`);
   setText(state.text, serving ? "serving" : "not serving");
   setText(name, node.id);
-  setText(left, `${plural(node.num_tokens, "token")} in context`);
+  setText(left, plural(node.num_tokens, "token"));
   const behind = node.adopted_epoch !== null && epoch !== null && node.adopted_epoch < epoch;
-  setText(right, behind ? "adopting" : "");
+  setText(right, node.adopted_epoch === null ? "" : `${behind ? "adopting, " : ""}epoch ${count(node.adopted_epoch)}`);
   show(trouble, !serving);
   setText(trouble, node.trouble ?? "");
   setAttribute(values[1], "title", node.waiting_tokens ? `${plural(node.waiting_tokens, "token")} to compute` : null);
   setText(values[0], count(node.num_running ?? node.num_requests));
   setText(values[1], count(node.num_waiting));
   setText(values[2], milliseconds(node.step_ms));
-  setText(values[3], count(node.adopted_epoch));
   setAttribute(card, "aria-label", `Weight node ${node.id}, ${state.text.textContent}${node.trouble ? `: ${node.trouble}` : ""}, ${plural(node.num_requests, "request")}`);
 }
