@@ -108,7 +108,7 @@ class Collector:
             UnavailableError: the store cannot be reached, so that nobody knows the nodes.
         """
         if self._task is None or not self._sections:
-            await self._look()
+            await self._look(with_scaler=True)
         if self._sight.store_fault:
             raise UnavailableError(self._sight.store_fault)
         return {"time": round(self._wall_time(), 3)} | {
@@ -178,19 +178,18 @@ class Collector:
         self._history.resume(at=self._wall_time())
         while True:
             try:
-                await self._look()
+                await self._look(with_scaler=self._num_looks % _LOOKS_A_SCALER_CALL == 0)
             except Exception:
                 # Viewers wait for the next look: the loop must outlive whatever one look ran into.
                 logger.exception("looking at the cluster for the live page failed")
             await asyncio.sleep(INTERVAL_S)
 
-    async def _look(self) -> None:
+    async def _look(self, *, with_scaler: bool) -> None:
         """Look at the cluster, unless that was just done."""
         async with self._looking:
             if self._clock.now() - self._looked_at < INTERVAL_S / 2:
                 return
             before = self._sight
-            with_scaler = self._num_looks % _LOOKS_A_SCALER_CALL == 0
             sight = await self._reader.read(before, with_scaler=with_scaler)
             self._looked_at = self._clock.now()
             self._history.note(before, sight, at=self._wall_time())

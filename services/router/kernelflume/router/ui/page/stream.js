@@ -15,6 +15,7 @@ const HIDDEN_MS = 20000;
 export function follow(path, { onEvent, onLink }) {
   let stop = new AbortController();
   let wake = () => {};
+  let again = false;
   let hiding = 0;
 
   async function once() {
@@ -49,12 +50,18 @@ export function follow(path, { onEvent, onLink }) {
         words = error.name === "AbortError" ? "The stream was silent." : error.message;
       }
       if (document.hidden) continue;
+      if (again) {
+        again = false;
+        onLink("connecting", "");
+        continue;
+      }
       onLink("away", words);
       wait = performance.now() - began > 2 * LONGEST_WAIT_MS ? FIRST_WAIT_MS : Math.min(2 * wait, LONGEST_WAIT_MS);
       await new Promise((resolve) => {
         wake = resolve;
         setTimeout(resolve, wait);
       });
+      again = false;
     }
   }
 
@@ -66,6 +73,7 @@ export function follow(path, { onEvent, onLink }) {
   onLink("connecting", "");
   run();
   return () => {
+    again = true;
     stop.abort();
     wake();
   };
