@@ -80,6 +80,11 @@ async def test_cards_ranges_and_the_time_line_follow_the_cluster_live(
         await page.eventually(f"({CARDS}).length === 2 && ({CARDS})[1].includes('a-3, active')")
         await page.eventually(f"({titles}).includes('a-3 [60, 90), 30 tokens')")
         assert await page.text("figure-epoch") == "3"
+        await page.run("document.getElementById('ranges-details').open = true")
+        await page.eventually(
+            "document.getElementById('ranges-rows').textContent.includes('a-1[0,60) a-3[60,90)')"
+        )
+        await page.run("document.getElementById('ranges-details').open = false")
         assert await page.eventually(lane_of("a-3")) == 1
         events = await page.text("events")
         assert "attention node a-3: prewarming → active" in events

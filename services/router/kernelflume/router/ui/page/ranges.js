@@ -87,7 +87,10 @@ export function showTable(sequences) {
     update: (line, sequence) => {
       setText(line.children[0], sequence.id);
       setText(line.children[1], count(sequence.num_tokens));
-      setText(line.children[2], sequence.ranges.map(words).join(" "));
+      const cell = line.children[2];
+      const pieces = sequence.ranges.map(words);
+      // Broken between ranges, never within one.
+      if (cell.textContent !== pieces.join(" ")) cell.replaceChildren(...pieces.flatMap((piece, index) => [index ? " " : "", element("span", { class: "whole" }, piece)]));
     },
   });
 }

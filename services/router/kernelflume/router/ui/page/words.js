@@ -8,6 +8,7 @@ const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 export const count = (value) => (value === null || value === undefined ? NONE : whole.format(value));
 
 export function short(value) {
+  if (value < 10) return String(Number(value.toFixed(1)));
   if (value < 10000) return whole.format(Math.round(value));
   return value < 1e6 ? `${(value / 1e3).toFixed(value < 1e5 ? 1 : 0)}k` : `${(value / 1e6).toFixed(1)}M`;
 }
