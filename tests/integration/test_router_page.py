@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from selenium.webdriver.common.keys import Keys
-from starlette.responses import JSONResponse
 from tests.browser import browser, needs_chromium
 from tests.router_parts import Event, endless, saying
 from tests.ui_cluster import LETTER, ui_cluster
+from typer.testing import CliRunner
 
+from kernelflume.cli.main import app as command_line
 from kernelflume.core.routing import NodeState
-from kernelflume.router.app import build_app
-from kernelflume.router.ui.files import page_paths
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fastapi import FastAPI
-    from starlette.types import ASGIApp, Receive, Scope, Send
     from tests.browser import Page
     from tests.valkey import ValkeyProcess
 
@@ -178,31 +175,13 @@ async def test_failures_are_said_in_words_and_the_question_is_kept(
         assert await page.run("return document.querySelectorAll('.turn').length") == 2
 
 
-class KeyGate:
-    """Asks for a key as the guard of the gateway does: for everything but the files of the page."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["path"] in (*page_paths(), "/ready")
-        if is_open or dict(scope["headers"]).get(b"authorization") == b"Bearer right":
-            await self._app(scope, receive, send)
-            return
-        body = {"error": {"message": "Incorrect API key provided.", "type": "invalid_request_error"}}
-        await JSONResponse(body, status_code=401)(scope, receive, send)
-
-
 async def test_a_key_is_asked_for_in_words_and_then_opens_page_and_chat(
-    tmp_path: Path, valkey: ValkeyProcess, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, valkey: ValkeyProcess
 ) -> None:
-    def build_gated_app(**parts: Any) -> FastAPI:
-        app = build_app(**parts)
-        app.add_middleware(KeyGate)
-        return app
-
-    monkeypatch.setattr("kernelflume.router.lifecycle.build_app", build_gated_app)
-    async with ui_cluster(tmp_path, valkey) as cluster, browser() as page:
+    path = tmp_path / "keys.json"
+    created = CliRunner().invoke(command_line, ["keys", "create", "alice", "--file", str(path)])
+    key = created.stdout.strip()
+    async with ui_cluster(tmp_path, valkey, auth={"keys_file": path}) as cluster, browser() as page:
         await page.open(f"{cluster.url}/ui")
         banner = "document.getElementById('banner').textContent"
         await page.eventually(f"{banner}.includes('API key was not accepted')")
@@ -216,7 +195,7 @@ async def test_a_key_is_asked_for_in_words_and_then_opens_page_and_chat(
         assert "Incorrect API key provided" in await page.eventually(error)
         await page.click("api-key")
         await page.chord(Keys.CONTROL, "a")
-        await page.press("right", Keys.TAB)
+        await page.press(key, Keys.TAB)
         await page.eventually(LIVE)
         await page.eventually("document.getElementById('banner').hidden")
         await page.click("chat-text")

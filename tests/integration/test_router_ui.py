@@ -11,7 +11,9 @@ import pytest
 from tests.router_parts import eventually, router, saying, weight_node, write_model
 from tests.topology import topology
 from tests.ui_cluster import LETTER, ui_cluster
+from typer.testing import CliRunner
 
+from kernelflume.cli.main import app as command_line
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.routing import NodeState
 from kernelflume.router.ui.files import page_paths
@@ -180,6 +182,21 @@ async def test_the_files_of_the_page_are_guarded_and_asked_again_by_their_etag(t
         assert (await client.head("/ui/")).status_code == 200
         assert (await client.get("/ui/nothing.js")).json()["error"]["code"] == "not_found"
         assert not any(path.startswith("/ui") for path in (await client.get("/openapi.json")).json()["paths"])
+
+
+async def test_the_files_need_no_key_and_the_figures_do(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    path = tmp_path / "keys.json"
+    CliRunner().invoke(command_line, ["keys", "create", "alice", "--file", str(path)])
+    async with (
+        weight_node(folder, saying(LETTER)) as node,
+        router(folder, [node], auth={"keys_file": path}) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        for file in page_paths():
+            assert (await client.get(file)).status_code in (200, 307), file
+        for data in ("/ui/api/state", "/ui/api/events", "/ui/api", "/ui/main.js/x", "/ui//api/state"):
+            assert (await client.get(data)).status_code == 401, data
 
 
 async def test_the_page_can_be_switched_off(tmp_path: Path) -> None:

@@ -52,5 +52,12 @@ def mount_page(
         max_viewers=settings.ui_max_viewers,
         clock=clock,
     )
-    app.include_router(ui_routes(collector, write_timeout_s=settings.write_timeout))
+    app.include_router(
+        ui_routes(
+            collector,
+            write_timeout_s=settings.write_timeout,
+            slow_reader_timeout_s=settings.slow_reader_timeout,
+            clock=clock,
+        )
+    )
     return collector

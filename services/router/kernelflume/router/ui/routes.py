@@ -16,18 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from kernelflume.router.ui.collector import Collector
+    from kernelflume.runtime.clock import Clock
 
 STATE_PATH = "/ui/api/state"
 EVENTS_PATH = "/ui/api/events"
 _NOT_STORED = {"Cache-Control": "no-store"}
 
 
-def ui_routes(collector: Collector, *, write_timeout_s: float) -> APIRouter:
+def ui_routes(
+    collector: Collector, *, write_timeout_s: float, slow_reader_timeout_s: float, clock: Clock
+) -> APIRouter:
     """Return the routes.
 
     Args:
         collector: knows the state.
-        write_timeout_s: bound of the wait for a viewer that does not read.
+        write_timeout_s: bound of one wait for a viewer that does not read.
+        slow_reader_timeout_s: bound of all such waits together.
+        clock: for these waits.
     """
     # For the page alone: what it is sent changes with it, and is no part of the API.
     routes = APIRouter(include_in_schema=False)
@@ -52,6 +57,8 @@ def ui_routes(collector: Collector, *, write_timeout_s: float) -> APIRouter:
         return EventStreamResponse(
             _events(collector),
             write_timeout_s=write_timeout_s,
+            slow_reader_timeout_s=slow_reader_timeout_s,
+            clock=clock,
             on_close=collector.leave,
             on_disconnect=_ignore,
         )
