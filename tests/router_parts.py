@@ -154,6 +154,7 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         )
         self.load = wnode_pb2.WeightNodeLoad(max_num_waiting=8, prepared_nodes=["a-1#1"])
         self.script = script
+        self.sequences: list[wnode_pb2.SequenceStatus] = []
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []
         self.changed = asyncio.Condition()
@@ -188,6 +189,11 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
 
     async def GetModel(self, request: Any, context: Any) -> wnode_pb2.ModelCard:  # noqa: N802
         return self.card
+
+    async def ListSequences(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> wnode_pb2.ListSequencesResponse:
+        return wnode_pb2.ListSequencesResponse(sequences=self.sequences)
 
     async def wait(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20), self.changed:

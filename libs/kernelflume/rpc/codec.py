@@ -9,12 +9,13 @@ from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.grammar import Grammar, GrammarKind
 from kernelflume.core.handshake import Handshake
 from kernelflume.core.profile import StepTimes
+from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
 from kernelflume.core.regions import DeviceLanes, LanePath, MemoryRegion
 from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.rpc.v1 import anode_pb2, common_pb2, wnode_pb2
 
 if TYPE_CHECKING:
-    from kernelflume.core.ranges import SequenceRoute
+    from collections.abc import Iterable
 
 
 def geometry_to_proto(geometry: KvGeometry) -> common_pb2.KvGeometry:
@@ -105,6 +106,17 @@ def route_to_proto(route: SequenceRoute) -> list[common_pb2.OwnedRange]:
         common_pb2.OwnedRange(node_id=owned.node_id, start=owned.tokens.start, end=owned.tokens.end)
         for owned in route.ranges
     ]
+
+
+def route_from_proto(ranges: Iterable[common_pb2.OwnedRange]) -> SequenceRoute:
+    """Decode a route's ranges.
+
+    Raises:
+        LifecycleError: they do not cover [0, n) in order.
+    """
+    return SequenceRoute(
+        tuple(OwnedRange(owned.node_id, TokenRange(owned.start, owned.end)) for owned in ranges)
+    )
 
 
 def sampling_to_proto(sampling: SamplingParameters) -> wnode_pb2.SamplingParameters:

@@ -35,6 +35,7 @@ class Authentication:
         *,
         keys: Keys,
         open_paths: Collection[str],
+        open_files: Collection[str],
         default_limits: KeyLimits,
         metrics: RouterMetrics,
     ) -> None:
@@ -44,12 +45,13 @@ class Authentication:
             app: what is guarded.
             keys: those in force.
             open_paths: paths that need no key, with everything below them.
+            open_files: paths that need none, exactly: what is below them does.
             default_limits: of keys that have none of their own.
             metrics: counts refusals.
         """
         self._app = app
         self._keys = keys
-        self._open_paths = frozenset(open_paths)
+        self._open_paths = frozenset({*open_paths, *open_files})
         self._open_folders = tuple(f"{path.rstrip('/')}/" for path in open_paths)
         self._default_limits = default_limits
         self._metrics = metrics

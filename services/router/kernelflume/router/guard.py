@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from kernelflume.router.auth import Authentication
 from kernelflume.router.edge import REQUEST_ID_HEADER, Edge
 from kernelflume.router.express import Express
+from kernelflume.router.ui.files import page_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +63,8 @@ def guard(
             guarded,
             keys=keys,
             open_paths=settings.open_paths,
+            # A browser sends no key for a page's files, and they say nothing of the cluster.
+            open_files=page_paths() if settings.ui else (),
             default_limits=settings.auth.default_limits,
             metrics=metrics,
         )

@@ -29,6 +29,7 @@ from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
 from kernelflume.router.tokens import TokenEndpoints
 from kernelflume.router.tools.registry import choose_format
+from kernelflume.router.ui.mount import mount_page
 from kernelflume.router.weightnodes import WeightNodes
 from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.clock import MonotonicClock
@@ -75,13 +76,14 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         )
         tracer = open_tracer(settings.tracing, service="router", instance=socket.gethostname())
         store = None
-        if not settings.weight_nodes or settings.auth.keys_in_store:
+        if not settings.weight_nodes or settings.ui or settings.auth.keys_in_store:
             store = RedisStore(settings.redis_url, cluster=settings.cluster)
+        channels = Channels(tls=settings.tls.open())
         nodes = WeightNodes(
             addresses=settings.weight_nodes,
             leases=None if settings.weight_nodes else store,
             revision=checkpoint.revision,
-            channels=Channels(tls=settings.tls.open()),
+            channels=channels,
             clock=MonotonicClock(),
             progress_timeout_s=settings.progress_timeout,
         )
@@ -92,6 +94,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 tokenizer=tokenizer,
                 defaults=GenerationDefaults.load(checkpoint.path),
                 nodes=nodes,
+                channels=channels,
                 store=store,
                 executor=executor,
                 tracer=tracer,
@@ -110,6 +113,7 @@ async def _serve(
     tokenizer: Tokenizer,
     defaults: GenerationDefaults,
     nodes: WeightNodes,
+    channels: Channels,
     store: RedisStore | None,
     executor: ThreadPoolExecutor,
     tracer: Tracer,
@@ -160,6 +164,11 @@ async def _serve(
         metrics=metrics,
         model_names=names,
     )
+    page = None
+    if settings.ui and store is not None:
+        page = mount_page(
+            app, settings, store=store, nodes=nodes, channels=channels, metrics=metrics, clock=clock
+        )
     guarded = guard(
         app,
         settings,
@@ -193,6 +202,8 @@ async def _serve(
         try:
             await asyncio.wait((serving, stopping, refreshing), return_when=asyncio.FIRST_COMPLETED)
             await _drain(admission, settings.shutdown_timeout)
+            if page is not None:
+                await page.close()
             server.should_exit = True
             await serving
         finally:

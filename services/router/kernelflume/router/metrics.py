@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kernelflume.router.latencies import Both
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kernelflume.router.latencies import Observer
     from kernelflume.router.placement import WeightNodeView
 
 _MODEL = ("model_name",)
@@ -66,12 +69,12 @@ class RouterMetrics:
         )
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that were started.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens received from weight nodes.")
-        self.time_to_first_token = histogram(
+        self.time_to_first_token: Observer = histogram(
             "vllm:time_to_first_token_seconds",
             "From the request's arrival to a choice's first token.",
             _FIRST_TOKEN_S,
         )
-        self.inter_token_latency = histogram(
+        self.inter_token_latency: Observer = histogram(
             "vllm:inter_token_latency_seconds", "Between two tokens of a choice.", _BETWEEN_TOKENS_S
         )
         self.request_latency = histogram(
@@ -147,6 +150,11 @@ class RouterMetrics:
         )
         weight_nodes.labels("true").set_function(lambda: sum(view.serving for view in views()))
         weight_nodes.labels("false").set_function(lambda: sum(not view.serving for view in views()))
+
+    def tell_latencies(self, *, first_token: Observer, between_tokens: Observer) -> None:
+        """Tell others of the times to first tokens and between tokens as well, from now on."""
+        self.time_to_first_token = Both(self.time_to_first_token, first_token)
+        self.inter_token_latency = Both(self.inter_token_latency, between_tokens)
 
     def received(self, num_tokens: int, seconds: float) -> None:
         """Count the tokens of one event that came ``seconds`` after the choice's event before."""

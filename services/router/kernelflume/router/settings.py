@@ -133,6 +133,10 @@ class RouterSettings(ServiceSettings):
     """Seconds without a step after which a weight node that has requests is not used, nor called ready."""
     shutdown_timeout: float = Field(default=30.0, ge=0.0)
     """Seconds that running requests have to end after SIGTERM."""
+    ui: bool = True
+    """Serve the live page at /ui, which shows what the router knows of the cluster, and a chat box."""
+    ui_max_viewers: int = Field(default=32, ge=1)
+    """Live pages that may be open at once; all share one look at the cluster."""
     tokenizer_threads: int = Field(default=2, ge=1)
     """Threads for long prompts; short ones are tokenized in place, faster than they could be handed over."""
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kernelflume.core.errors import UnavailableError
+from kernelflume.core.errors import LifecycleError, UnavailableError
 from kernelflume.core.leases import NodeKind
 from kernelflume.router.placement import WeightNodeView
 from kernelflume.router.progress import ProgressWatch
 from kernelflume.rpc.channel import PLAINTEXT, Channels
+from kernelflume.rpc.codec import route_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.router.generation import GenerateCall
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
@@ -100,6 +102,15 @@ class WeightNode:
                 "can serve" if self.trouble is None else "cannot serve",
                 extra={"address": self.address, "trouble": self.trouble},
             )
+
+    async def routes(self, *, timeout_s: float) -> dict[int, SequenceRoute]:
+        """Return the routes of the sequences there by their ids; none if it does not answer in time."""
+        try:
+            answer = await self._stub.ListSequences(wnode_pb2.ListSequencesRequest(), timeout=timeout_s)
+            return {sequence.sequence_id: route_from_proto(sequence.ranges) for sequence in answer.sequences}
+        except (grpc.aio.AioRpcError, LifecycleError):
+            # Whether it lives is the probe's to find out.
+            return {}
 
     async def _ask(self, revision: str | None) -> str | None:
         health = await self._health.Check(
