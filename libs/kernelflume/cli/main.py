@@ -11,6 +11,7 @@ from rich.console import Console
 
 from kernelflume.cli import services, status
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
+from kernelflume.cli.bench.command import bench
 from kernelflume.cli.drain import drain
 from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.keys import keys_commands
@@ -69,6 +70,7 @@ app.command(short_help="Drain the nodes that are named.")(drain)
 app.add_typer(policy_commands, name="policy")
 app.add_typer(keys_commands, name="keys")
 app.command(short_help="Measure a model for the scaling policy.")(profile)
+app.command(short_help="Replay a trace against an OpenAI endpoint and measure it.")(bench)
 
 
 @app.command(short_help="Print a model's head geometry, for --geometry.")
