@@ -24,6 +24,9 @@ from kernelflume.core.errors import ConfigurationError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kernelflume.cli.bench.answer import Answer
     from kernelflume.cli.bench.load import Measured
     from kernelflume.cli.bench.outcome import Outcome
@@ -291,3 +294,24 @@ async def test_warm_up_asks_for_other_tokens_of_the_same_length() -> None:
     async with stub_endpoint(refuse) as stub, endpoint_of(stub) as endpoint:
         with pytest.raises(UnavailableError, match="failed with 400: no such thing"):
             await warm_up(endpoint, COMPLETIONS, SOURCE, (told,), 1)
+
+
+async def test_a_fault_of_the_client_ends_the_run_instead_of_leaving_it_waiting() -> None:
+    class Broken(TokenSource):
+        def text_ids(self, name: str, part: int, num_tokens: int) -> NDArray[np.int64]:
+            raise RuntimeError("a fault")
+
+    async with stub_endpoint() as stub, endpoint_of(stub) as endpoint:
+        run = Load(plan(talk("a", 1)), endpoint, COMPLETIONS, Broken(0, 1, 2), Silent()).run(asyncio.Event())
+        async with asyncio.timeout(20):
+            with pytest.raises(RuntimeError, match="a fault"):
+                await run
+
+
+async def test_a_session_may_have_any_name() -> None:
+    name = "Sitzung ü\r\nx: y"
+    async with stub_endpoint() as stub:
+        measured = await load(stub, plan(talk(name, 1)), COMPLETIONS)
+    assert measured.outcomes[0].ok
+    assert stub.asked[0].body["user"] == name
+    assert "x" not in stub.asked[0].headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import fields
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from kernelflume.cli.bench.classes import ClassRule, ClassSource
@@ -29,7 +30,8 @@ def prepare_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RESULT).touch()
+        with TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise ConfigurationError(f"--output-dir {folder}: {error.strerror or error}") from error
 

@@ -15,6 +15,7 @@ from kernelflume.cli.bench.draws import Draws
 from kernelflume.cli.exits import EXIT_INTERRUPTED, errors_as_exit
 from kernelflume.cli.options import utf8
 from kernelflume.cli.output import output_console
+from kernelflume.cli.supervisor import StackInterruptedError
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.service import EXIT_FAILED
 
@@ -143,7 +144,7 @@ def bench(
     ] = "8182~0.5",
     turn_tokens: Annotated[
         str, typer.Option(metavar="DRAWS", callback=_draws, help="Generated: new in a later turn.")
-    ] = "1500~0.7",
+    ] = "1350~0.7",
     output_tokens: Annotated[
         str, typer.Option(metavar="DRAWS", callback=_draws, help="Generated: of an answer.")
     ] = "450~0.6",
@@ -294,7 +295,10 @@ def _run(settings: Any, output_dir: Path | None, *, as_json: bool) -> dict[str, 
     errors = Console(stderr=True)
     if output_dir is not None:
         prepare_folder(output_dir)
-    result, outcomes = asyncio.run(run_benchmark(settings, errors))
+    try:
+        result, outcomes = asyncio.run(run_benchmark(settings, errors))
+    except KeyboardInterrupt:
+        raise StackInterruptedError("interrupted before there was a result") from None
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:

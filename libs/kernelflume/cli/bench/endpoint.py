@@ -125,7 +125,7 @@ class Endpoint:
                 ServedModel(str(model["id"]), _positive(model.get("max_model_len")))
                 for model in json.loads(body)["data"]
             ]
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UnavailableError(
                 f"{where} answered {self._target.path}/models with no list of models"
             ) from error
@@ -222,7 +222,7 @@ async def _whole(connection: HttpConnection, max_bytes: int) -> bytes:
 def _said(body: bytes) -> str:
     try:
         fields: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = body.decode(errors="replace")
     return error_text(fields.get("error", fields) if isinstance(fields, dict) else fields)
 

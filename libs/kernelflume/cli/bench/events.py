@@ -47,7 +47,7 @@ def apply_event(answer: Answer, data: bytes, now_s: float, *, keep_text: bool) -
         return
     try:
         fields = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnavailableError(f"an event that is no JSON: {data[:80]!r}") from error
     if not isinstance(fields, dict):
         raise UnavailableError(f"an event that is no JSON object: {data[:80]!r}")
@@ -65,7 +65,8 @@ def error_text(error: Any) -> str:
     """Return the message of an OpenAI error, or whatever stands there, not too long."""
     if isinstance(error, dict):
         error = error.get("message", error)
-    return str(error)[:_DETAIL_CHARACTERS]
+    text = str(error)[:_DETAIL_CHARACTERS]
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _apply_usage(answer: Answer, usage: dict[str, Any]) -> None:

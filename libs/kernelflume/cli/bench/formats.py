@@ -55,7 +55,7 @@ def _format_of(path: Path, number: int, text: str) -> TraceFormat:
         return TraceFormat.AZURE
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if isinstance(fields, dict):
         if "hash_ids" in fields:

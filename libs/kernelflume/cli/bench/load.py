@@ -8,6 +8,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from kernelflume.cli.bench.answer import CANCELLED
 from kernelflume.cli.bench.dialogue import Api, Dialogue
@@ -102,6 +103,7 @@ class Load:
         self._gaps = Sample(_MAX_GAPS, 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._fault: BaseException | None = None
         self._begun_s = 0.0
 
     async def run(self, stop: asyncio.Event) -> Measured:
@@ -117,8 +119,10 @@ class Load:
                 for launch in self._schedule.take(self._now_s()):
                     task = asyncio.create_task(self._ask(launch))
                     self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    task.add_done_callback(self._finished)
                 await self._wait_change(self._schedule.wake_s)
+                if self._fault is not None:
+                    raise self._fault
             duration_s = self._now_s()
             interrupted = not self._schedule.done
         finally:
@@ -137,6 +141,13 @@ class Load:
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._begun_s
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        """Let no request that failed in the client itself leave the run waiting for it."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._fault = fault
+            self._changed.set()
 
     async def _announce(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -157,7 +168,8 @@ class Load:
             dialogues[name] = Dialogue(name, self._source, asking.api)
         prompt = dialogues[name].prompt(turn)
         body = json.dumps(asking.fields(turn) | prompt.fields, separators=(",", ":")).encode()
-        headers = {SESSION_HEADER: turn.conversation} if turn.conversation else {}
+        # A trace may name its sessions as it likes; a header may not.
+        headers = {SESSION_HEADER: quote(turn.conversation)} if turn.conversation else {}
         extends = isinstance(turn.prompt, ExtendingPrompt)
         self._watcher.sent()
         answer = await self._endpoint.stream(

@@ -28,7 +28,7 @@ def write_plot(path: Path, outcomes: Sequence[Outcome], rule: ClassRule, title: 
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow to import
 
     figure = Figure(figsize=(12, 8), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     axes = figure.subplots(2, 2)
     groups: dict[RequestClass, list[Outcome]] = {name: [] for name in RequestClass}
     for outcome in outcomes:

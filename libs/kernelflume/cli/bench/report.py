@@ -117,6 +117,6 @@ def _nodes(own: dict[str, Any]) -> Table:
     for name, line in own["nodes"].items():
         hit = share(line["prefix_hit"])
         rows.add_row(
-            name, str(line["requests"]), hit, str(line["computed_tokens"]), share(line["utilisation"])
+            Text(name), str(line["requests"]), hit, str(line["computed_tokens"]), share(line["utilisation"])
         )
     return rows
