@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from kernelflume.cli.bench.draws import Draws
+from kernelflume.cli.bench.parameters import (
+    drawn,
+    finite,
+    header_lines,
+    id_range,
+    object_fields,
+    request_headers,
+)
 from kernelflume.cli.exits import EXIT_INTERRUPTED, errors_as_exit
 from kernelflume.cli.options import utf8
 from kernelflume.cli.output import output_console
@@ -19,48 +25,13 @@ from kernelflume.cli.supervisor import StackInterruptedError
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.service import EXIT_FAILED
 
+if TYPE_CHECKING:
+    from kernelflume.cli.bench.benchmark import BenchSettings
+
 _MAX_REQUESTS = 200_000
 """Of each a few hundred bytes are kept until the end."""
 _NOT_SHOWN = ("workload", "header", "compare", "as_json", "output_dir", "ca", "base_url")
 """Parameters that stand elsewhere in a result, or may hold what is nobody else's business."""
-
-
-def _token_ids(text: str) -> str:
-    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
-    if not found or int(found[1]) >= int(found[2]):
-        raise typer.BadParameter(f"{text!r} is not of the form LOW-HIGH")
-    return text
-
-
-def _draws(text: str) -> str:
-    try:
-        Draws.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    return text
-
-
-def _fields(text: str) -> str:
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise typer.BadParameter(f"{text!r} is no JSON object")
-    return text
-
-
-def _headers(texts: list[str] | None) -> list[str] | None:
-    for text in utf8(texts) or ():
-        if not text.partition(":")[2]:
-            raise typer.BadParameter(f"{text!r} is not of the form NAME:VALUE")
-    return texts
-
-
-def _finite(value: float | None) -> float | None:
-    if value is not None and not abs(value) < float("inf"):
-        raise typer.BadParameter(f"{value} is no finite number")
-    return value
 
 
 def bench(
@@ -126,13 +97,13 @@ def bench(
         int | None, typer.Option(min=2, help="Longest prompt and answer together. [default: the endpoint's]")
     ] = None,
     max_think_time: Annotated[
-        float | None, typer.Option(min=0, callback=_finite, help="In seconds, after --time-scale.")
+        float | None, typer.Option(min=0, callback=finite, help="In seconds, after --time-scale.")
     ] = None,
     turns: Annotated[
         str,
         typer.Option(
             metavar="DRAWS",
-            callback=_draws,
+            callback=drawn,
             help="Generated: turns of a session. DRAWS: N, LOW-HIGH (uniform), or MEDIAN~SIGMA (lognormal).",
         ),
     ] = "30~0.5",
@@ -140,23 +111,23 @@ def bench(
         int, typer.Option(min=0, help="Generated: at the start of each session, the same in all.")
     ] = 4096,
     first_tokens: Annotated[
-        str, typer.Option(metavar="DRAWS", callback=_draws, help="Generated: new in a first turn.")
+        str, typer.Option(metavar="DRAWS", callback=drawn, help="Generated: new in a first turn.")
     ] = "8182~0.5",
     turn_tokens: Annotated[
-        str, typer.Option(metavar="DRAWS", callback=_draws, help="Generated: new in a later turn.")
+        str, typer.Option(metavar="DRAWS", callback=drawn, help="Generated: new in a later turn.")
     ] = "1350~0.7",
     output_tokens: Annotated[
-        str, typer.Option(metavar="DRAWS", callback=_draws, help="Generated: of an answer.")
+        str, typer.Option(metavar="DRAWS", callback=drawn, help="Generated: of an answer.")
     ] = "450~0.6",
     think_time: Annotated[
-        str, typer.Option(metavar="DRAWS", callback=_draws, help="Generated: seconds between turns.")
+        str, typer.Option(metavar="DRAWS", callback=drawn, help="Generated: seconds between turns.")
     ] = "5.2~1.18",
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Of tokens, arrivals and generated sessions.")
     ] = 0,
     token_ids: Annotated[
         str,
-        typer.Option(metavar="LOW-HIGH", callback=_token_ids, help="Range of token ids, HIGH not included."),
+        typer.Option(metavar="LOW-HIGH", callback=id_range, help="Range of token ids, HIGH not included."),
     ] = "1000-30000",  # noqa: S107 - tokens of a text
     warmups: Annotated[
         int, typer.Option(min=0, max=1000, help="Requests before the run that are not measured.")
@@ -170,12 +141,12 @@ def bench(
         bool, typer.Option("--openai-only", help="Send no fields beyond OpenAI's own, such as ignore_eos.")
     ] = False,
     extra_body: Annotated[
-        str, typer.Option(metavar="JSON", callback=_fields, help="Fields added to each request.")
+        str, typer.Option(metavar="JSON", callback=object_fields, help="Fields added to each request.")
     ] = "{}",
     header: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME:VALUE", callback=_headers, help="Sent with each request; may be repeated."
+            metavar="NAME:VALUE", callback=header_lines, help="Sent with each request; may be repeated."
         ),
     ] = None,
     api_key_env: Annotated[
@@ -185,10 +156,10 @@ def bench(
         Path | None, typer.Option(dir_okay=False, help="PEM file that verifies an https endpoint.")
     ] = None,
     warm_tokens: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="WARM requests have at most so many new tokens.")
+        float, typer.Option(min=0, callback=finite, help="WARM requests have at most so many new tokens.")
     ] = 5000,
     heavy_tokens: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="HEAVY requests have more new tokens than this.")
+        float, typer.Option(min=0, callback=finite, help="HEAVY requests have more new tokens than this.")
     ] = 20000,
     classes_by: Annotated[
         Literal["usage", "trace"] | None,
@@ -243,7 +214,7 @@ def bench(
                 output_tokens=Draws.parse(output_tokens),
                 think_s=Draws.parse(think_time),
             ),
-            target=parse_target(base_url, _all_headers(header, api_key_env), ca),
+            target=parse_target(base_url, request_headers(header, api_key_env), ca),
             base_url=base_url,
             model=model,
             asking=Asking(
@@ -284,7 +255,7 @@ def bench(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _run(settings: Any, output_dir: Path | None, *, as_json: bool) -> dict[str, Any]:
+def _run(settings: BenchSettings, output_dir: Path | None, *, as_json: bool) -> dict[str, Any]:
     """Run a benchmark, show its result, and write its files."""
     import asyncio  # noqa: PLC0415 - see bench
 
@@ -307,13 +278,3 @@ def _run(settings: Any, output_dir: Path | None, *, as_json: bool) -> dict[str, 
         for remark in write_artifacts(output_dir, result, outcomes):
             errors.print(remark, markup=False, highlight=False, soft_wrap=True)
     return result
-
-
-def _all_headers(header: list[str] | None, api_key_env: str) -> tuple[tuple[str, str], ...]:
-    headers = []
-    if key := os.environ.get(api_key_env):
-        headers.append(("authorization", f"Bearer {key}"))
-    for text in header or ():
-        name, _, value = text.partition(":")
-        headers.append((name.strip(), value.strip()))
-    return tuple(headers)
