@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import operator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernelflume.cli.bench.fitting import Fitting, fit
 from kernelflume.cli.bench.formats import TraceFormat, read_trace
+from kernelflume.cli.bench.tokens import TokenSource
 from kernelflume.cli.bench.workload import HashedPrompt
 from kernelflume.core.errors import ConfigurationError
 
@@ -153,3 +157,21 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(
     monkeypatch.setattr("kernelflume.cli.bench.tracefile.MAX_LINE_BYTES", 100)
     with pytest.raises(ConfigurationError, match="trace:2: longer than 100 bytes"):
         read(tmp_path, MOONCAKE.splitlines()[0] + "\n" + "x" * 200, TraceFormat.MOONCAKE)
+
+
+def num_shared(first: list[int], second: list[int]) -> int:
+    return sum(itertools.takewhile(bool, map(operator.eq, first, second)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.0, 32.0])
+@pytest.mark.parametrize("text", [MOONCAKE, AGENTIC])
+def test_prompts_share_as_many_tokens_as_the_trace_tells(tmp_path: Path, text: str, scale: float) -> None:
+    source = TokenSource(0, 1000, 30000)
+    fitted = fit(read(tmp_path, text), Fitting(num_requests=9, length_scale=scale))
+    before: list[list[int]] = []
+    for session in fitted.sessions:
+        for place, turn in enumerate(session.turns):
+            ids = source.prompt_ids(prompt_of(session, place)).tolist()
+            shared = max((num_shared(ids, earlier) for earlier in before), default=0)
+            assert min(shared, len(ids) - 1) == turn.hit_tokens
+            before.append(ids)
