@@ -182,12 +182,14 @@ class Load:
         if answer.ok:
             dialogues[name].answered(turn, answer)
             self._gaps.add(answer.gaps_s)
-        # A prompt that extends an answer cannot be made without it; the others stand for themselves.
-        goes_on = answer.status != CANCELLED and (answer.ok or not extends)
-        if not goes_on or launch.place + 1 == len(launch.session.turns):
-            del self._dialogues[launch.session_index]
         outcome = self._outcome(launch, answer, prompt.num_tokens, prompt.hit_tokens)
         self._outcomes.append(outcome)
+        if answer.status == CANCELLED:
+            return  # the run is over, and its schedule with it
+        # A prompt that extends an answer cannot be made without it; the others stand for themselves.
+        goes_on = answer.ok or not extends
+        if not goes_on or launch.place + 1 == len(launch.session.turns):
+            del self._dialogues[launch.session_index]
         self._schedule.end(launch, self._now_s(), goes_on=goes_on)
         self._watcher.ended(outcome)
         self._changed.set()
