@@ -49,3 +49,10 @@ def test_two_results_of_vllm_are_compared(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.exit_code == 0
     (line,) = (line for line in found.output.splitlines() if line.startswith("mean_ttft_ms"))
     assert line.split() == ["mean_ttft_ms", "40.0000", "50.0000", "+25.0", "%"]
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelflume.cli.bench.parameters.find_spec", lambda name: None)
+    found = CliRunner().invoke(app, ["bench", "generated"])
+    assert found.exit_code == 2
+    assert "kernelflume[bench]" in found.output

@@ -17,6 +17,7 @@ from kernelflume.cli.bench.parameters import (
     id_range,
     object_fields,
     request_headers,
+    require_client,
 )
 from kernelflume.cli.exits import EXIT_INTERRUPTED, errors_as_exit
 from kernelflume.cli.options import utf8
@@ -183,6 +184,8 @@ def bench(
     Exit code 0: all requests succeeded. 1: some failed, or nothing serves there. 2: a setting or the trace is
     no good. 130: interrupted; what was measured until then is shown and written.
     """
+    with errors_as_exit():
+        require_client()
     # Numbers, pictures and the client take a while to import, which no other command should wait for.
     from kernelflume.cli.bench.benchmark import BenchSettings  # noqa: PLC0415
     from kernelflume.cli.bench.classes import ClassSource  # noqa: PLC0415

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from importlib.util import find_spec
 
 import typer
 
 from kernelflume.cli.bench.draws import Draws
 from kernelflume.cli.options import utf8
+from kernelflume.core.errors import ConfigurationError
 
 
 def id_range(text: str) -> str:
@@ -64,3 +66,13 @@ def request_headers(header: list[str] | None, api_key_env: str) -> tuple[tuple[s
         name, _, value = text.partition(":")
         headers.append((name.strip(), value.strip()))
     return tuple(headers)
+
+
+def require_client() -> None:
+    """Refuse to go on without what the client is made of.
+
+    Raises:
+        ConfigurationError: the extra is not installed.
+    """
+    if find_spec("httptools") is None:
+        raise ConfigurationError("this needs more packages: pip install 'kernelflume[bench]'")
