@@ -35,16 +35,25 @@ class PoolMachine(RuleBasedStateMachine):
         self.numbers: dict[int, list[int]] = {}
         self.last_number = 0
 
-    @rule(sequence_id=st.integers(0, 4), num_tokens=st.integers(1, 10), gap=st.integers(0, 2))
-    def append(self, sequence_id: int, num_tokens: int, gap: int) -> None:
+    @rule(
+        sequence_id=st.integers(0, 4),
+        num_tokens=st.integers(1, 10),
+        gap=st.integers(0, 2),
+        one_by_one=st.booleans(),
+    )
+    def append(self, sequence_id: int, num_tokens: int, gap: int, one_by_one: bool) -> None:
         sequence = self.sequences.setdefault(sequence_id, HeldSequence())
         before = (list(sequence.pages), list(sequence.extents), self.pool.allocator.num_free)
         missing = -(-(sequence.num_tokens + num_tokens) // PAGE_TOKENS) - len(sequence.pages)
         try:
-            slots = self.pool.append(sequence, sequence.held.end + gap, num_tokens)
+            start = sequence.held.end + gap
+            if one_by_one and num_tokens == 1:
+                slots = np.array([self.pool.append_one(sequence, start)])
+            else:
+                slots = self.pool.append(sequence, start, num_tokens)
         except KvPoolExhaustedError:
             assert missing > self.pool.allocator.num_free
-            assert before == (sequence.pages, sequence.extents, self.pool.allocator.num_free)
+            assert before == (list(sequence.pages), sequence.extents, self.pool.allocator.num_free)
             return
         numbers = list(range(self.last_number + 1, self.last_number + 1 + num_tokens))
         self.last_number += num_tokens

@@ -10,6 +10,7 @@ import torch
 
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.anode.host_pages import HostPages
+from kernelflume.anode.page_list import PageList
 from kernelflume.anode.pages import PageAllocator
 from kernelflume.anode.ranges import HeldRanges
 from kernelflume.core.errors import ConfigurationError, KvPoolExhaustedError
@@ -29,7 +30,7 @@ class Extent(NamedTuple):
 class HeldSequence:
     """What one sequence owns. Changed by the pool alone."""
 
-    pages: list[int] = field(default_factory=list)
+    pages: PageList = field(default_factory=PageList)
     extents: list[Extent] = field(default_factory=list)
     held: HeldRanges = field(default_factory=HeldRanges)
 
@@ -100,15 +101,31 @@ class KvPool:
         sequence.held.append(start, num_tokens)
         if missing > 0:
             last = sequence.pages[-1] if sequence.pages else None
-            sequence.pages += self.allocator.allocate(missing, after=last)
+            sequence.pages.extend(self.allocator.allocate(missing, after=last))
         self.num_tokens += num_tokens
         indices = np.arange(held, held + num_tokens)
-        slots = (
-            np.asarray(sequence.pages)[indices // self.page_tokens] * self.page_tokens
-            + indices % self.page_tokens
-        )
+        pages, offsets = indices // self.page_tokens, indices % self.page_tokens
+        slots = sequence.pages.numbers[pages].astype(np.int64) * self.page_tokens + offsets
         self._extend(sequence.extents, slots)
         return slots
+
+    def append_one(self, sequence: HeldSequence, position: int) -> int:
+        """Give a sequence a slot for one token, as ``append`` does; return it.
+
+        A decode step asks for one of each of its sequences, and most find room in their last page.
+
+        Raises:
+            KvPoolExhaustedError: no page is free; nothing was changed.
+            LifecycleError: the position does not follow those held; nothing was changed.
+        """
+        page, offset = divmod(sequence.num_tokens, self.page_tokens)
+        if page == len(sequence.pages):
+            return int(self.append(sequence, position, 1)[0])
+        sequence.held.append(position, 1)
+        self.num_tokens += 1
+        slot = sequence.pages[page] * self.page_tokens + offset
+        self._extend_by_one(sequence.extents, slot)
+        return slot
 
     def retract(self, sequence: HeldSequence) -> None:
         """Forget the token that was appended last; a page that becomes empty is free again."""
@@ -131,9 +148,16 @@ class KvPool:
 
     def release(self, sequence: HeldSequence) -> None:
         """Take back every page of a sequence that nobody refers to any more."""
-        self.allocator.free(sequence.pages)
+        self.allocator.free(list(sequence.pages))
         self.num_tokens -= sequence.num_tokens
-        sequence.pages, sequence.extents, sequence.held = [], [], HeldRanges()
+        sequence.pages, sequence.extents, sequence.held = PageList(), [], HeldRanges()
+
+    @staticmethod
+    def _extend_by_one(extents: list[Extent], slot: int) -> None:
+        if extents and extents[-1].slot + extents[-1].num_tokens == slot:
+            extents[-1] = Extent(extents[-1].slot, extents[-1].num_tokens + 1)
+        else:
+            extents.append(Extent(slot, 1))
 
     @staticmethod
     def _extend(extents: list[Extent], slots: np.ndarray) -> None:

@@ -116,9 +116,22 @@ class Link:
         try:
             return pool.append(self.held(sequence_id), start, num_tokens)
         except (KvPoolExhaustedError, LifecycleError) as error:
-            logger.warning("dropped sequence %d of %s: %s", sequence_id, self.weight_node, error)
-            self.end(sequence_id, pool)
+            self._drop(sequence_id, error, pool)
             return None
+
+    def take_slot(self, sequence_id: int, position: int, pool: KvPool) -> int | None:
+        """Give one position of a sequence its slot, as ``take_slots`` does."""
+        if self.has_ended(sequence_id):
+            return None
+        try:
+            return pool.append_one(self.held(sequence_id), position)
+        except (KvPoolExhaustedError, LifecycleError) as error:
+            self._drop(sequence_id, error, pool)
+            return None
+
+    def _drop(self, sequence_id: int, error: Exception, pool: KvPool) -> None:
+        logger.warning("dropped sequence %d of %s: %s", sequence_id, self.weight_node, error)
+        self.end(sequence_id, pool)
 
     def end(self, sequence_id: int, pool: KvPool) -> None:
         """Give a sequence's pages back, if it has any; its id is not used again."""

@@ -129,8 +129,12 @@ class TorchDeviceKernel:
         device = queries.device
         split = queries.split([share.num_rows for share in shares])
         parts = [
-            (rows, torch.tensor(share.sequence.pages, device=device), share.sequence.num_tokens)
-            for rows, share in zip(split, shares, strict=True)
+            (
+                rows,
+                torch.from_numpy(share.sequence.pages.numbers.astype(np.int64)).to(device),
+                share.sequence.num_tokens,
+            )
+            for rows, held in zip(split, (share.sequence for share in shares), strict=True)
         ]
         return TorchDeviceStep(self._pages, parts)
 

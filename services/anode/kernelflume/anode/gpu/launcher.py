@@ -100,9 +100,9 @@ def _take_slots(link: Link, lane: LaneStep, pool: KvPool, failed: dict[int, None
     """Give every stored row a slot, -1 where there is none; adds the sequences that failed."""
     slots = np.full(len(lane.entries), -1, np.int64)
     for row, (sequence_id, _, start) in enumerate(lane.entries.tolist()):
-        taken = link.take_slots(sequence_id, start, 1, pool)
-        if taken is None:
+        slot = link.take_slot(sequence_id, start, pool)
+        if slot is None:
             failed[sequence_id] = None
         else:
-            slots[row] = taken[0]
+            slots[row] = slot
     return slots

@@ -37,23 +37,27 @@ class PageTable:
 
     def padded(self, num_sequences: int) -> PageTable:
         """Return the table with sequences of no token behind, ``num_sequences`` in all."""
-        missing = num_sequences - len(self.last_page_len)
-        return PageTable(
-            np.pad(self.indptr, (0, missing), mode="edge"),
-            self.indices,
-            np.pad(self.last_page_len, (0, missing)),
-        )
+        given = len(self.last_page_len)
+        if given == num_sequences:
+            return self
+        indptr = np.full(num_sequences + 1, self.indptr[-1])
+        indptr[: given + 1] = self.indptr
+        last_page_len = np.zeros(num_sequences, np.int32)
+        last_page_len[:given] = self.last_page_len
+        return PageTable(indptr, self.indices, last_page_len)
 
     @classmethod
     def of(cls, sequences: Sequence[HeldSequence], page_tokens: int) -> Self:
-        """Describe what the sequences hold; every one must hold a token."""
-        counts = [len(sequence.pages) for sequence in sequences]
+        """Describe what the sequences hold."""
+        if not sequences:
+            return cls.none()
+        indptr = np.zeros(len(sequences) + 1, np.int32)
+        counts = np.array([len(sequence.pages) for sequence in sequences], np.int32)
+        np.cumsum(counts, out=indptr[1:])
+        tokens = np.array([sequence.num_tokens for sequence in sequences], np.int32)
         return cls(
-            np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-            np.fromiter((page for sequence in sequences for page in sequence.pages), np.int32, sum(counts)),
-            np.array(
-                [sequence.num_tokens - (count - 1) * page_tokens
-                 for sequence, count in zip(sequences, counts, strict=True)],
-                np.int32,
-            ),
-        )  # fmt: skip
+            indptr,
+            np.concatenate([sequence.pages.numbers for sequence in sequences]),
+            # A sequence of no token has no page, and nothing in it.
+            tokens - np.maximum(counts - 1, 0) * np.int32(page_tokens),
+        )
