@@ -129,11 +129,7 @@ class TorchDeviceKernel:
         device = queries.device
         split = queries.split([share.num_rows for share in shares])
         parts = [
-            (
-                rows,
-                torch.from_numpy(share.sequence.pages.numbers.astype(np.int64)).to(device),
-                share.sequence.num_tokens,
-            )
+            (rows, torch.from_numpy(held.pages.numbers.astype(np.int64)).to(device), held.num_tokens)
             for rows, held in zip(split, (share.sequence for share in shares), strict=True)
         ]
         return TorchDeviceStep(self._pages, parts)
