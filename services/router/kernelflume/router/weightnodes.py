@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kernelflume.core.errors import LifecycleError, UnavailableError
 from kernelflume.core.leases import NodeKind
+from kernelflume.router.attachment import Attachment
 from kernelflume.router.placement import WeightNodeView
 from kernelflume.router.progress import ProgressWatch
 from kernelflume.rpc.channel import PLAINTEXT, Channels
@@ -19,10 +20,10 @@ from kernelflume.rpc.codec import route_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kernelflume.core.ranges import SequenceRoute
-    from kernelflume.router.generation import GenerateCall
+    from kernelflume.router.attachment import Receiver
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
     from kernelflume.store.base import LeaseStore
@@ -42,13 +43,14 @@ class ModelLimits:
 
 
 class WeightNode:
-    """One weight node and the channel to it. Owned by ``WeightNodes``."""
+    """One weight node, the channel to it and the stream of requests. Owned by ``WeightNodes``."""
 
-    def __init__(self, address: str, channels: Channels, watch: ProgressWatch) -> None:
+    def __init__(self, address: str, channels: Channels, watch: ProgressWatch, clock: Clock) -> None:
         self.address = address
         self._watch = watch
         self._channel = channels.open(address)
         self._stub = wnode_pb2_grpc.WeightNodeStub(self._channel)
+        self._attachment = Attachment(self._stub, address, clock)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._load = wnode_pb2.WeightNodeLoad()
         self._num_calls = 0
@@ -63,7 +65,7 @@ class WeightNode:
         reported = load.num_requests_running + load.num_requests_waiting
         return WeightNodeView(
             address=self.address,
-            serving=self.trouble is None,
+            serving=self.trouble is None and self._attachment.attached,
             # The report may be a moment old: add what we have sent, or seen end, since.
             num_requests=max(self._num_calls, reported + self._num_calls - self._num_calls_at_load),
             num_tokens=load.num_tokens,
@@ -76,12 +78,19 @@ class WeightNode:
         return self._num_calls == 0
 
     def generate(
-        self, request: wnode_pb2.GenerateRequest, *, timeout_s: float, headers: Headers
-    ) -> GenerateCall:
-        """Start a call in the trace of ``headers``; ``call_ended`` must be told of its end."""
+        self,
+        request: wnode_pb2.GenerateRequest,
+        receiver: Receiver,
+        *,
+        timeout_s: float,
+        headers: Headers,
+    ) -> Callable[[], None]:
+        """Run a request in the trace of ``headers``; return what cancels it.
+
+        ``receiver`` is told of all news; ``call_ended`` must be told of the end.
+        """
         self._num_calls += 1
-        call: GenerateCall = self._stub.Generate(request, timeout=timeout_s, metadata=headers)
-        return call
+        return self._attachment.submit(request, receiver, timeout_s=timeout_s, headers=headers)
 
     def call_ended(self) -> None:
         """Count a call as over."""
@@ -131,7 +140,8 @@ class WeightNode:
         return None if self._load.prepared_nodes else "it is connected to no attention node"
 
     async def close(self) -> None:
-        """Close the channel; calls that still run are cancelled."""
+        """Close the channel; requests that still run are cancelled."""
+        await self._attachment.close()
         await self._channel.close()
 
 
@@ -215,7 +225,7 @@ class WeightNodes:
             return
         for address in set(living) - self._nodes.keys():
             self._nodes[address] = WeightNode(
-                address, self._channels, ProgressWatch(self._clock, self._progress_timeout_s)
+                address, self._channels, ProgressWatch(self._clock, self._progress_timeout_s), self._clock
             )
         for address in self._nodes.keys() - set(living):
             # Its lease ran out, but requests may still run there: the channel stays until they have ended.
