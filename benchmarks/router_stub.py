@@ -102,12 +102,14 @@ class StubWeightNode(wnode_pb2_grpc.WeightNodeServicer):
             while True:
                 await changed.wait()
                 changed.clear()
-                numbers = [number for number in (*firsts, *due) if number in runs]
+                numbers = [*firsts, *due]
                 firsts.clear()
                 due.clear()
                 reply = wnode_pb2.AttachReply()
                 for number in numbers:
-                    left = runs[number]
+                    left = runs.get(number, 0)
+                    if not left:
+                        continue
                     token_id = TOKEN_IDS[left % len(TOKEN_IDS)]
                     if left > 1:
                         runs[number] = left - 1
