@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
+from kernelflume.router.signals import Signal
 from kernelflume.rpc.codec import logprobs_from_proto
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Generation:
         self,
         start: Callable[[Receiver], Callable[[], None]],
         *,
-        arrived: asyncio.Event,
+        arrived: Signal,
         observer: GenerationObserver,
         on_end: Callable[[], None],
     ) -> None:
@@ -77,7 +78,7 @@ class Generation:
         self._arrived = arrived
         self._observer = observer
         self._on_end = on_end
-        self._started = asyncio.Event()
+        self._started = Signal()
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
