@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from kernelflume.core.errors import DeadlineError, KernelFlumeError
 from kernelflume.core.sampling import FinishReason
 from kernelflume.router.choice import TOOL_CALLS
-from kernelflume.router.signals import Signal
 from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Completion:
         self._finish_reasons: dict[int, str] = {}
         stalled = DeadlineError(f"no token came within {stall_timeout_s:g} s")
         self._watchdog = Watchdog(stall_timeout_s, partial(self.fail, stalled))
-        self._arrived = Signal()
+        self._arrived = asyncio.Event()
         self._starting: list[asyncio.Task[Generation]] = []
         self._starter: asyncio.Task[Any] | None = None
         self._generations: list[Generation] = []

@@ -13,12 +13,12 @@ from kernelflume.rpc.codec import sampling_to_proto
 from kernelflume.rpc.v1 import wnode_pb2
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.router.generation import GenerationObserver
     from kernelflume.router.metrics import RouterMetrics
-    from kernelflume.router.signals import Signal
     from kernelflume.router.weightnodes import WeightNodes
     from kernelflume.runtime.tracing import Headers
 
@@ -63,7 +63,7 @@ class Dispatcher:
         self,
         job: ChoiceJob,
         *,
-        arrived: Signal,
+        arrived: asyncio.Event,
         observer: GenerationObserver,
         headers: Headers,
     ) -> Generation:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
-from kernelflume.router.signals import Signal
 from kernelflume.rpc.codec import logprobs_from_proto
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Generation:
         self,
         start: Callable[[Receiver], Callable[[], None]],
         *,
-        arrived: Signal,
+        arrived: asyncio.Event,
         observer: GenerationObserver,
         on_end: Callable[[], None],
     ) -> None:
@@ -78,7 +77,7 @@ class Generation:
         self._arrived = arrived
         self._observer = observer
         self._on_end = on_end
-        self._started = Signal()
+        self._started = asyncio.Event()
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
