@@ -159,6 +159,9 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         self.sequences: list[wnode_pb2.SequenceStatus] = []
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []
+        self.takes_routers = True
+        self.attached: list[asyncio.Queue[wnode_pb2.AttachReply | Exception]] = []
+        """What each attached router is told next; an error breaks its stream."""
         self.changed = asyncio.Condition()
         self.server = Server("127.0.0.1:0", [SERVICE], tls=tls)
         wnode_pb2_grpc.add_WeightNodeServicer_to_server(self, self.server.grpc_server)
@@ -187,7 +190,10 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
             raise
 
     async def Attach(self, messages: AsyncIterator[wnode_pb2.AttachRequest], context: Any) -> None:  # noqa: N802
-        replies: asyncio.Queue[wnode_pb2.AttachReply] = asyncio.Queue()
+        if not self.takes_routers:
+            raise UnavailableError("no routers are taken")
+        replies: asyncio.Queue[wnode_pb2.AttachReply | Exception] = asyncio.Queue()
+        self.attached.append(replies)
         runs: dict[int, asyncio.Task[None]] = {}
 
         async def read() -> None:
@@ -202,14 +208,21 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         replies.put_nowait(wnode_pb2.AttachReply())
         try:
             while True:
-                await context.write(await replies.get())
+                reply = await replies.get()
+                if isinstance(reply, Exception):
+                    raise reply
+                await context.write(reply)
         finally:
+            self.attached.remove(replies)
             for task in (reading, *runs.values()):
                 task.cancel()
             await asyncio.gather(*runs.values(), return_exceptions=True)
 
     async def _run(
-        self, submission: wnode_pb2.Submission, context: Any, replies: asyncio.Queue[wnode_pb2.AttachReply]
+        self,
+        submission: wnode_pb2.Submission,
+        context: Any,
+        replies: asyncio.Queue[wnode_pb2.AttachReply | Exception],
     ) -> None:
         number = submission.number
         try:

@@ -57,7 +57,7 @@ class WeightNode:
         self._num_calls_at_load = 0
         self.card: wnode_pb2.ModelCard | None = None
         self.trouble: str | None = "not asked yet"
-        """Why it cannot serve; None when it can."""
+        """What is wrong with the node itself; None when nothing is."""
 
     def view(self) -> WeightNodeView:
         """Return what a placement is decided on."""
@@ -65,12 +65,17 @@ class WeightNode:
         reported = load.num_requests_running + load.num_requests_waiting
         return WeightNodeView(
             address=self.address,
-            serving=self.trouble is None and self._attachment.attached,
+            serving=self.can_serve,
             # The report may be a moment old: add what we have sent, or seen end, since.
             num_requests=max(self._num_calls, reported + self._num_calls - self._num_calls_at_load),
             num_tokens=load.num_tokens,
             queue_full=0 < load.max_num_waiting <= load.num_requests_waiting,
         )
+
+    @property
+    def can_serve(self) -> bool:
+        """True when requests can be sent there."""
+        return self.trouble is None and self._attachment.attached
 
     @property
     def idle(self) -> bool:
@@ -188,7 +193,7 @@ class WeightNodes:
 
     def limits(self) -> ModelLimits | None:
         """Return what all nodes that can serve can do, or None when there is none."""
-        cards = [node.card for node in self._nodes.values() if node.trouble is None and node.card is not None]
+        cards = [node.card for node in self._nodes.values() if node.can_serve and node.card is not None]
         if not cards:
             return None
         return ModelLimits(
