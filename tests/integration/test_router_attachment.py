@@ -22,6 +22,7 @@ from tests.router_parts import (
 )
 
 from kernelflume.core.errors import UnavailableError
+from kernelflume.router import generation
 from kernelflume.rpc.v1 import wnode_pb2
 
 if TYPE_CHECKING:
@@ -139,14 +140,18 @@ async def test_a_client_that_leaves_ends_its_own_request_only(folder: Path) -> N
             await anext(lines)
 
 
-async def test_a_client_that_does_not_read_holds_up_nobody(folder: Path) -> None:
+async def test_a_client_that_does_not_read_holds_up_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "_MAX_UNTAKEN", 50_000)
+
     async def flood(request: Any) -> AsyncIterator[Any]:
         if len(request.prompt_token_ids) == 1:
             async for event in saying(LETTER)(request):
                 yield event
         while True:
-            yield Event(token_ids=[LETTER] * 4096)
-            await asyncio.sleep(0)
+            yield Event(token_ids=[LETTER] * 10_000)
+            await asyncio.sleep(0.02)
 
     async with (
         weight_node(folder, flood) as node,
