@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from kernelflume.runtime.clock import Clock
 
-DONE = "data: [DONE]\n\n"
+FRAME_END = "\n\n"
+DONE = f"data: [DONE]{FRAME_END}"
 
 
 def event(payload: str) -> str:
     """Return one event with a JSON payload (which has no line ends)."""
-    return f"data: {payload}\n\n"
+    return f"data: {payload}{FRAME_END}"
 
 
 class ClientWatch:
