@@ -152,6 +152,11 @@ class Attachment:
             code, details = failure.code(), failure.details() or ""
         except UnavailableError as fault:
             return str(fault)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return "the stream to the weight node was cancelled"  # by whoever writes, or closes the channel
         finally:
             call.cancel()
             if writing is not None:
@@ -168,6 +173,10 @@ class Attachment:
                     await call.write(self._outbox.popleft())
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     return  # it is ending; whoever reads is told why
+                except Exception:
+                    logger.exception("a request cannot be sent", extra={"address": self._address})
+                    call.cancel()
+                    return
 
     def _take(self, reply: wnode_pb2.AttachReply) -> None:
         """Hand out news.
