@@ -192,7 +192,7 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     async def Attach(self, messages: AsyncIterator[wnode_pb2.AttachRequest], context: Any) -> None:  # noqa: N802
         if not self.takes_routers:
             raise UnavailableError("no routers are taken")
-        replies: asyncio.Queue[wnode_pb2.AttachReply | Exception] = asyncio.Queue()
+        replies: asyncio.Queue[wnode_pb2.AttachReply | Exception] = asyncio.Queue(16)
         self.attached.append(replies)
         runs: dict[int, asyncio.Task[None]] = {}
 
@@ -227,17 +227,16 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         number = submission.number
         try:
             async for event in self.Generate(submission.request, context):
-                if event.finish_reason or event.logprobs or event.prompt_logprobs:
-                    told = wnode_pb2.RequestEvent(number=number, event=event)
-                    replies.put_nowait(wnode_pb2.AttachReply(events=[told]))
+                if event == Event(token_ids=event.token_ids) and len(event.token_ids) == 1:
+                    await replies.put(wnode_pb2.AttachReply(numbers=[number], token_ids=event.token_ids))
                 else:
-                    numbers = [number] * len(event.token_ids)
-                    replies.put_nowait(wnode_pb2.AttachReply(numbers=numbers, token_ids=event.token_ids))
+                    told = wnode_pb2.RequestEvent(number=number, event=event)
+                    await replies.put(wnode_pb2.AttachReply(events=[told]))
             error: Exception = UnavailableError("the script ended without a reason")
         except Exception as raised:  # noqa: BLE001 - told as a weight node would
             error = raised
         told = wnode_pb2.RequestEvent(number=number, failure=failure_to_proto(error))
-        replies.put_nowait(wnode_pb2.AttachReply(events=[told]))
+        await replies.put(wnode_pb2.AttachReply(events=[told]))
 
     async def GetLoad(self, request: Any, context: Any) -> wnode_pb2.WeightNodeLoad:  # noqa: N802
         return self.load
