@@ -56,8 +56,7 @@ class WeightNode:
         self._num_calls = 0
         self._num_calls_at_load = 0
         self.card: wnode_pb2.ModelCard | None = None
-        self.trouble: str | None = "not asked yet"
-        """What is wrong with the node itself; None when nothing is."""
+        self._fault: str | None = "not asked yet"
 
     def view(self) -> WeightNodeView:
         """Return what a placement is decided on."""
@@ -65,7 +64,7 @@ class WeightNode:
         reported = load.num_requests_running + load.num_requests_waiting
         return WeightNodeView(
             address=self.address,
-            serving=self.can_serve,
+            serving=self.trouble is None,
             # The report may be a moment old: add what we have sent, or seen end, since.
             num_requests=max(self._num_calls, reported + self._num_calls - self._num_calls_at_load),
             num_tokens=load.num_tokens,
@@ -73,9 +72,9 @@ class WeightNode:
         )
 
     @property
-    def can_serve(self) -> bool:
-        """True when requests can be sent there."""
-        return self.trouble is None and self._attachment.attached
+    def trouble(self) -> str | None:
+        """Why it cannot serve; None when it can."""
+        return self._fault or (None if self._attachment.attached else "no stream of requests to it stands")
 
     @property
     def idle(self) -> bool:
@@ -103,18 +102,18 @@ class WeightNode:
 
     async def probe(self, revision: str | None) -> None:
         """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
-        before = self.trouble
+        before = self._fault
         try:
-            self.trouble = await self._ask(revision)
+            self._fault = await self._ask(revision)
         except grpc.aio.AioRpcError as failure:
             # Whoever answers at this address next may serve another model.
             self.card = None
-            self.trouble = f"{failure.code().name}: {failure.details()}"
-        if self.trouble != before:
+            self._fault = f"{failure.code().name}: {failure.details()}"
+        if self._fault != before:
             logger.info(
                 "weight node %s",
-                "can serve" if self.trouble is None else "cannot serve",
-                extra={"address": self.address, "trouble": self.trouble},
+                "can serve" if self._fault is None else "cannot serve",
+                extra={"address": self.address, "trouble": self._fault},
             )
 
     async def routes(self, *, timeout_s: float) -> dict[int, SequenceRoute]:
@@ -193,7 +192,7 @@ class WeightNodes:
 
     def limits(self) -> ModelLimits | None:
         """Return what all nodes that can serve can do, or None when there is none."""
-        cards = [node.card for node in self._nodes.values() if node.can_serve and node.card is not None]
+        cards = [node.card for node in self._nodes.values() if node.trouble is None and node.card is not None]
         if not cards:
             return None
         return ModelLimits(
