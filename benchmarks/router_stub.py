@@ -73,6 +73,58 @@ class StubWeightNode(wnode_pb2_grpc.WeightNodeServicer):
             await self._ticker.wait()
         yield wnode_pb2.GenerateEvent(token_ids=[TOKEN_IDS[0]], finish_reason="length")
 
+    async def Attach(self, messages: AsyncIterator[wnode_pb2.AttachRequest], context: Any) -> None:  # noqa: N802
+        """Run a router's requests, with one message for all of them a tick."""
+        runs: dict[int, int] = {}
+        firsts: list[int] = []
+        changed = asyncio.Event()
+
+        async def read() -> None:
+            async for message in messages:
+                if message.HasField("submission"):
+                    number = message.submission.number
+                    runs[number] = message.submission.request.sampling.max_tokens
+                    firsts.append(number)
+                    changed.set()
+                else:
+                    runs.pop(message.cancelled, None)
+
+        async def tick() -> None:
+            while True:
+                await self._ticker.wait()
+                due.extend(runs)
+                changed.set()
+
+        due: list[int] = []
+        tasks = [asyncio.create_task(read()), asyncio.create_task(tick())]
+        try:
+            await context.write(wnode_pb2.AttachReply())
+            while True:
+                await changed.wait()
+                changed.clear()
+                numbers = [*firsts, *due]
+                firsts.clear()
+                due.clear()
+                reply = wnode_pb2.AttachReply()
+                for number in numbers:
+                    left = runs.get(number, 0)
+                    if not left:
+                        continue
+                    token_id = TOKEN_IDS[left % len(TOKEN_IDS)]
+                    if left > 1:
+                        runs[number] = left - 1
+                        reply.numbers.append(number)
+                        reply.token_ids.append(token_id)
+                        continue
+                    del runs[number]
+                    event = wnode_pb2.GenerateEvent(token_ids=[token_id], finish_reason="length")
+                    reply.events.append(wnode_pb2.RequestEvent(number=number, event=event))
+                if numbers:
+                    await context.write(reply)
+        finally:
+            for task in tasks:
+                task.cancel()
+
     async def GetLoad(self, request: Any, context: Any) -> wnode_pb2.WeightNodeLoad:  # noqa: N802
         """Say that there is room."""
         del request, context

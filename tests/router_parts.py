@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from kernelflume.checkpoint.source import resolve
+from kernelflume.core.errors import UnavailableError
 from kernelflume.router.lifecycle import serve
 from kernelflume.router.settings import RouterSettings
 from kernelflume.rpc.server import Server
+from kernelflume.rpc.status import failure_to_proto
 from kernelflume.rpc.v1 import common_pb2, wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import free_port
 
@@ -157,6 +159,9 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         self.sequences: list[wnode_pb2.SequenceStatus] = []
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []
+        self.takes_routers = True
+        self.attached: list[asyncio.Queue[wnode_pb2.AttachReply | Exception]] = []
+        """What each attached router is told next; an error breaks its stream."""
         self.changed = asyncio.Condition()
         self.server = Server("127.0.0.1:0", [SERVICE], tls=tls)
         wnode_pb2_grpc.add_WeightNodeServicer_to_server(self, self.server.grpc_server)
@@ -183,6 +188,55 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
                 self.cancelled.append(request.request_id)
                 self.changed.notify_all()
             raise
+
+    async def Attach(self, messages: AsyncIterator[wnode_pb2.AttachRequest], context: Any) -> None:  # noqa: N802
+        if not self.takes_routers:
+            raise UnavailableError("no routers are taken")
+        replies: asyncio.Queue[wnode_pb2.AttachReply | Exception] = asyncio.Queue(16)
+        self.attached.append(replies)
+        runs: dict[int, asyncio.Task[None]] = {}
+
+        async def read() -> None:
+            async for message in messages:
+                if message.HasField("submission"):
+                    number = message.submission.number
+                    runs[number] = asyncio.create_task(self._run(message.submission, context, replies))
+                else:
+                    runs[message.cancelled].cancel()
+
+        reading = asyncio.create_task(read())
+        replies.put_nowait(wnode_pb2.AttachReply())
+        try:
+            while True:
+                reply = await replies.get()
+                if isinstance(reply, Exception):
+                    raise reply
+                await context.write(reply)
+        finally:
+            self.attached.remove(replies)
+            for task in (reading, *runs.values()):
+                task.cancel()
+            await asyncio.gather(*runs.values(), return_exceptions=True)
+
+    async def _run(
+        self,
+        submission: wnode_pb2.Submission,
+        context: Any,
+        replies: asyncio.Queue[wnode_pb2.AttachReply | Exception],
+    ) -> None:
+        number = submission.number
+        try:
+            async for event in self.Generate(submission.request, context):
+                if event == Event(token_ids=event.token_ids) and len(event.token_ids) == 1:
+                    await replies.put(wnode_pb2.AttachReply(numbers=[number], token_ids=event.token_ids))
+                else:
+                    told = wnode_pb2.RequestEvent(number=number, event=event)
+                    await replies.put(wnode_pb2.AttachReply(events=[told]))
+            error: Exception = UnavailableError("the script ended without a reason")
+        except Exception as raised:  # noqa: BLE001 - told as a weight node would
+            error = raised
+        told = wnode_pb2.RequestEvent(number=number, failure=failure_to_proto(error))
+        await replies.put(wnode_pb2.AttachReply(events=[told]))
 
     async def GetLoad(self, request: Any, context: Any) -> wnode_pb2.WeightNodeLoad:  # noqa: N802
         return self.load

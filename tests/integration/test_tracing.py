@@ -107,6 +107,9 @@ class TracedWeightNode(ScriptedWeightNode):
         async for event in self._service.Generate(request, context):
             yield event
 
+    async def Attach(self, messages: Any, context: Any) -> None:  # noqa: N802 - gRPC's name
+        await self._service.Attach(messages, context)
+
 
 @asynccontextmanager
 async def traced_stack(

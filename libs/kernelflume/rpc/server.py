@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kernelflume.core.errors import ConfigurationError, KernelFlumeError
 from kernelflume.rpc.security import TokenInterceptor, is_loopback, server_credentials
-from kernelflume.rpc.status import code_of, trailers_of
+from kernelflume.rpc.status import code_of, internal_details, trailers_of
 from kernelflume.rpc.tracing import ServiceTracer
 from kernelflume.runtime.tracing import NO_TRACER
 
@@ -48,6 +48,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(
                 _guard_stream(handler.unary_stream), handler.request_deserializer, handler.response_serializer
             )
+        if handler.stream_stream is not None and inspect.iscoroutinefunction(handler.stream_stream):
+            return grpc.stream_stream_rpc_method_handler(
+                _guard_unary(handler.stream_stream), handler.request_deserializer, handler.response_serializer
+            )
         return handler
 
 
@@ -55,7 +59,7 @@ async def _abort(context: Any, error: Exception) -> None:
     if isinstance(error, KernelFlumeError):
         await context.abort(code_of(error), str(error), trailers_of(error))
     logger.error("unexpected error in a call", exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+    await context.abort(grpc.StatusCode.INTERNAL, internal_details(error))
 
 
 def _guard_unary(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from kernelflume.core import errors
+from kernelflume.rpc.v1 import wnode_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 RETRY_AFTER_KEY = "retry-after-ms"
 PARAMETER_KEY = "invalid-parameter"
+
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 # Most special first: the first class that fits gives the code.
 _CODES: tuple[tuple[type[errors.KernelFlumeError], grpc.StatusCode], ...] = (
@@ -48,13 +51,36 @@ def trailers_of(error: errors.KernelFlumeError) -> tuple[tuple[str, str], ...]:
 def error_of(failure: grpc.RpcError) -> errors.KernelFlumeError:
     """Return the error that a failed call stands for."""
     code: grpc.StatusCode = failure.code()
-    details: str = failure.details() or code.name
-    trailers = dict(_pairs(failure.trailing_metadata()))
+    return _error(code, failure.details() or code.name, dict(_pairs(failure.trailing_metadata())))
+
+
+def failure_to_proto(error: Exception) -> wnode_pb2.RequestFailure:
+    """Encode the failure of a request that has no call of its own, as its call would have failed."""
+    if isinstance(error, errors.KernelFlumeError):
+        code, details, trailers = code_of(error), str(error), dict(trailers_of(error))
+    else:
+        code, details, trailers = grpc.StatusCode.INTERNAL, internal_details(error), {}
+    return wnode_pb2.RequestFailure(code=code.value[0], details=details, trailers=trailers)
+
+
+def failure_from_proto(failure: wnode_pb2.RequestFailure) -> errors.KernelFlumeError:
+    """Return the error that the failure of a request stands for."""
+    code = _STATUS_CODES.get(failure.code, grpc.StatusCode.UNKNOWN)
+    return _error(code, failure.details or code.name, failure.trailers)
+
+
+def internal_details(error: Exception) -> str:
+    """Return what a caller is told of an error that nobody expected."""
+    return f"internal error: {type(error).__name__}"
+
+
+def _error(code: grpc.StatusCode, details: str, trailers: Mapping[str, str]) -> errors.KernelFlumeError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return errors.InvalidRequestError(details, parameter=trailers.get(PARAMETER_KEY))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        retry_after_ms = int(trailers.get(RETRY_AFTER_KEY, "1000"))
-        return errors.OverloadedError(details, retry_after_s=retry_after_ms / 1000)
+        retry_after_ms = trailers.get(RETRY_AFTER_KEY, "")
+        known = retry_after_ms.isascii() and retry_after_ms.isdigit()
+        return errors.OverloadedError(details, retry_after_s=int(retry_after_ms) / 1000 if known else 1.0)
     kinds: dict[grpc.StatusCode, type[errors.KernelFlumeError]] = {
         grpc.StatusCode.UNAUTHENTICATED: errors.UnauthenticatedError,
         grpc.StatusCode.NOT_FOUND: errors.NotFoundError,

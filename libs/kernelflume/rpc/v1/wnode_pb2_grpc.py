@@ -40,6 +40,11 @@ class WeightNodeStub:
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Attach = channel.stream_stream(
+                '/kernelflume.rpc.v1.WeightNode/Attach',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.AttachRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.AttachReply.FromString,
+                _registered_method=True)
         self.GetLoad = channel.unary_unary(
                 '/kernelflume.rpc.v1.WeightNode/GetLoad',
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.GetLoadRequest.SerializeToString,
@@ -75,6 +80,16 @@ class WeightNodeServicer:
         """Runs one request and streams its tokens. Cancelling the call stops the sequence within a step and
         frees its pages on every attention node. RESOURCE_EXHAUSTED: the queue is full (details carry
         retry-after-ms). INVALID_ARGUMENT: the request can never run here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request_iterator, context):
+        """Carries all requests of one router, with one message for what a step brought to all of them. A request
+        means, runs and fails as one of Generate does, each by itself. The first reply is empty and says that
+        requests are taken. When the stream breaks its requests are cancelled. INVALID_ARGUMENT: the caller
+        does not keep to the protocol.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +134,11 @@ def add_WeightNodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.GenerateRequest.FromString,
                     response_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Attach': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.AttachRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.AttachReply.SerializeToString,
             ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
@@ -174,6 +194,33 @@ class WeightNode:
             '/kernelflume.rpc.v1.WeightNode/Generate',
             kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.GenerateRequest.SerializeToString,
             kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kernelflume.rpc.v1.WeightNode/Attach',
+            kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.AttachRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.AttachReply.FromString,
             options,
             channel_credentials,
             insecure,

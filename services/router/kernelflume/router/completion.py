@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError
 from kernelflume.core.sampling import FinishReason
@@ -116,6 +116,7 @@ class Completion:
         self._watchdog = Watchdog(stall_timeout_s, partial(self.fail, stalled))
         self._arrived = asyncio.Event()
         self._starting: list[asyncio.Task[Generation]] = []
+        self._starter: asyncio.Task[Any] | None = None
         self._generations: list[Generation] = []
         self._open: set[int] = set()
         self._error: KernelFlumeError | None = None
@@ -133,17 +134,24 @@ class Completion:
             KernelFlumeError: a choice cannot run; none runs then.
         """
         self._open = set(range(len(self._jobs)))
-        self._starting = [asyncio.create_task(self._start(job)) for job in self._jobs]
         try:
-            self._generations = list(await asyncio.gather(*self._starting))
+            if len(self._jobs) == 1:
+                # The usual case needs no task of its own, which would cost time before the first token.
+                self._starter = asyncio.current_task()
+                self._generations = [await self._start(self._jobs[0])]
+            else:
+                self._starting = [asyncio.create_task(self._start(job)) for job in self._jobs]
+                self._generations = list(await asyncio.gather(*self._starting))
         except BaseException as error:  # noqa: BLE001 - cancelled or failed, none may be left running
             await self._give_up_start()
+            if self._starter is not None and self._error is not None:
+                self._starter.uncancel()  # it was cancelled by ``fail``, to raise that error
             if isinstance(error, KernelFlumeError):
                 # Refused, not ended: nothing of it ran to an end that would be counted.
                 self._open = set()
             raise self._error or error from None
         finally:
-            self._starting = []
+            self._starting, self._starter = [], None
         self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
 
     async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
@@ -175,6 +183,8 @@ class Completion:
 
     def fail(self, error: KernelFlumeError) -> None:
         """End all choices with an error for whoever reads."""
+        if self._starter is not None and self._error is None:
+            self._starter.cancel()
         self._error = self._error or error
         for task in self._starting:
             task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import KernelFlumeError, OverloadedError, UnavailableError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from kernelflume.router.generation import GenerationObserver
     from kernelflume.router.metrics import RouterMetrics
     from kernelflume.router.weightnodes import WeightNodes
-    from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
 
 _MAX_ATTEMPTS = 3
@@ -43,7 +43,6 @@ class Dispatcher:
         nodes: WeightNodes,
         *,
         metrics: RouterMetrics,
-        clock: Clock,
         request_timeout_s: float,
         stall_timeout_s: float,
     ) -> None:
@@ -52,13 +51,11 @@ class Dispatcher:
         Args:
             nodes: where choices can run.
             metrics: counts decisions and retries.
-            clock: for the times between tokens.
             request_timeout_s: bound of a whole call.
             stall_timeout_s: bound of the wait for its first token.
         """
         self._nodes = nodes
         self._metrics = metrics
-        self._clock = clock
         self._request_timeout_s = request_timeout_s
         self._stall_timeout_s = stall_timeout_s
 
@@ -91,9 +88,8 @@ class Dispatcher:
                 break
             node = self._nodes.node(placement.address)
             generation = Generation(
-                node.generate(request, timeout_s=self._request_timeout_s, headers=headers),
+                partial(node.generate, request, timeout_s=self._request_timeout_s, headers=headers),
                 arrived=arrived,
-                clock=self._clock,
                 observer=observer,
                 on_end=node.call_ended,
             )

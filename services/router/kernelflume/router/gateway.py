@@ -19,7 +19,7 @@ from kernelflume.router.dispatch import ChoiceJob
 from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead
 from kernelflume.router.sampling import for_choice
-from kernelflume.router.streaming import EventStreamResponse, until_disconnect
+from kernelflume.router.streaming import ClientWatch, EventStreamResponse
 from kernelflume.router.tenants import tenant_of
 from kernelflume.router.traces import RequestTrace
 
@@ -190,7 +190,8 @@ class Gateway:
         self, request: Request, completion: Completion, answer_format: AnswerFormat, trace: RequestTrace
     ) -> Response:
         try:
-            choices = await until_disconnect(request.receive, collect(completion))
+            with ClientWatch(request.receive):
+                choices = await collect(completion)
         finally:
             completion.close()
         answer = answer_format.whole(choices, completion.usage())
@@ -208,7 +209,8 @@ class Gateway:
     ) -> Response:
         """Return the response once every choice has its first token: until then a failure has its status."""
         try:
-            await until_disconnect(request.receive, completion.start())
+            with ClientWatch(request.receive):
+                await completion.start()
         except BaseException:
             completion.close()
             raise

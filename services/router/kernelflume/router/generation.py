@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-
-import grpc
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
 from kernelflume.rpc.codec import logprobs_from_proto
-from kernelflume.rpc.status import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelflume.core.sampling import TokenLogprobs
+    from kernelflume.router.attachment import Receiver
     from kernelflume.rpc.v1 import wnode_pb2
-    from kernelflume.runtime.clock import Clock
 
-    GenerateCall = grpc.aio.UnaryStreamCall[wnode_pb2.GenerateRequest, wnode_pb2.GenerateEvent]
-
-
-logger = logging.getLogger(__name__)
+_MAX_UNTAKEN = 1 << 18
+"""Tokens that may wait for their client. A sound weight node stops at max_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +52,31 @@ class GenerationObserver(Protocol):
 
 
 class Generation:
-    """Reads one Generate call in a task of its own.
+    """Receives one run's news and keeps them.
 
-    The reader never waits for the client, so a slow client holds nothing up on the weight node; what is
-    kept are token ids, at most the request's max_tokens. Owned by one request, used in one event loop.
+    A slow client holds nothing up on the weight node, nor another client; what is kept are token ids, at most
+    the request's max_tokens. Owned by one request, used in one event loop.
     """
 
     def __init__(
         self,
-        call: GenerateCall,
+        start: Callable[[Receiver], Callable[[], None]],
         *,
         arrived: asyncio.Event,
-        clock: Clock,
         observer: GenerationObserver,
         on_end: Callable[[], None],
     ) -> None:
-        """Begin to read.
+        """Begin to run.
 
         Args:
-            call: the call, just made.
+            start: starts the run, whose news go to what it is given; returns what cancels it.
             arrived: set at every event and at the end; may be shared by the choices of one request.
-            clock: for the times between events.
             observer: told of progress.
-            on_end: called once, when the call has ended.
+            on_end: called once, when the run has ended.
         """
-        self._call = call
         self._arrived = arrived
-        self._clock = clock
         self._observer = observer
+        self._on_end = on_end
         self._started = asyncio.Event()
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -94,10 +85,10 @@ class Generation:
         self._stop_token_id: int | None = None
         self._error: KernelFlumeError | None = None
         self._was_started = False
+        self._last_at = 0.0
         self.num_cached_tokens = 0
         """Prompt tokens whose keys and values the weight node did not have to compute."""
-        self._reader = asyncio.create_task(self._read())
-        self._reader.add_done_callback(lambda reader: self._end(reader, on_end))
+        self._cancel = start(self)
 
     async def wait_started(self, *, timeout_s: float) -> None:
         """Wait for the first event, which stays to be taken.
@@ -136,7 +127,7 @@ class Generation:
         return None
 
     def fail(self, error: KernelFlumeError) -> None:
-        """End the call, with this error for whoever takes next."""
+        """End the run, with this error for whoever takes next."""
         if self._error is None:
             self._error = error
         self.close()
@@ -144,41 +135,49 @@ class Generation:
         self._arrived.set()
 
     def close(self) -> None:
-        """End the call, if it still runs; the weight node then frees all it holds for it."""
-        self._call.cancel()
-        self._reader.cancel()
+        """End the run, if it has not ended; the weight node then frees all it holds for it."""
+        self._cancel()
 
-    async def _read(self) -> None:
-        try:
-            finished = False
-            last = 0.0
-            async for event in self._call:
-                now = self._clock.now()
-                num_tokens = len(event.token_ids) + event.HasField("stop_token_id")
-                self._prompt_logprobs += map(logprobs_from_proto, event.prompt_logprobs)
-                if not num_tokens and not event.finish_reason:
-                    continue  # it came before the first token
-                self._token_ids += event.token_ids
-                self._logprobs += map(logprobs_from_proto, event.logprobs)
-                if not self._was_started:
-                    self._was_started = True
-                    self.num_cached_tokens = event.num_cached_tokens
-                    self._observer.started(num_tokens)
-                else:
-                    self._observer.received(num_tokens, now - last)
-                last = now
-                if event.finish_reason:
-                    finished = True
-                    self._finish(event)
-                self._started.set()
-                self._arrived.set()
-            if not finished and self._error is None:
-                self._error = UnavailableError("the weight node ended the request without a reason")
-        except grpc.aio.AioRpcError as failure:
-            self._error = self._error or error_of(failure)
-        except asyncio.CancelledError:
-            # Cancelled by close(), or the channel was closed under the call.
-            self._error = self._error or UnavailableError("the call to the weight node was cancelled")
+    def token(self, token_id: int, now: float) -> None:
+        """Take a token that came at ``now``, with nothing else to tell."""
+        self._token_ids.append(token_id)
+        self._progressed(1, now)
+
+    def event(self, event: wnode_pb2.GenerateEvent, now: float) -> None:
+        """Take an event that came at ``now``."""
+        num_tokens = len(event.token_ids) + event.HasField("stop_token_id")
+        self._prompt_logprobs += map(logprobs_from_proto, event.prompt_logprobs)
+        if not num_tokens and not event.finish_reason:
+            return  # it came before the first token
+        self._token_ids += event.token_ids
+        self._logprobs += map(logprobs_from_proto, event.logprobs)
+        if not self._was_started:
+            self.num_cached_tokens = event.num_cached_tokens
+        if event.finish_reason:
+            self._finish(event)
+        self._progressed(num_tokens, now)
+
+    def ended(self, error: KernelFlumeError | None) -> None:
+        """Take note that nothing more comes."""
+        self._error = self._error or error
+        if self._error is None and not self._was_started:
+            self._error = UnavailableError("the weight node ended the request without a token")
+        self._observer.ended(was_started=self._was_started)
+        self._on_end()
+        self._started.set()
+        self._arrived.set()
+
+    def _progressed(self, num_tokens: int, now: float) -> None:
+        if self._was_started:
+            self._observer.received(num_tokens, now - self._last_at)
+        else:
+            self._was_started = True
+            self._observer.started(num_tokens)
+            self._started.set()
+        self._last_at = now
+        self._arrived.set()
+        if len(self._token_ids) > _MAX_UNTAKEN:
+            self.fail(UnavailableError("the weight node sent more tokens than were asked for"))
 
     def _finish(self, event: wnode_pb2.GenerateEvent) -> None:
         if event.finish_reason not in {FinishReason.STOP, FinishReason.LENGTH}:
@@ -187,15 +186,3 @@ class Generation:
         self._finish_reason = FinishReason(event.finish_reason)
         if event.HasField("stop_token_id"):
             self._stop_token_id = event.stop_token_id
-
-    def _end(self, reader: asyncio.Task[None], on_end: Callable[[], None]) -> None:
-        failure = None if reader.cancelled() else reader.exception()
-        if failure is not None:
-            logger.error("reading tokens failed", exc_info=failure)
-            self._error = self._error or KernelFlumeError("reading tokens failed")
-        if self._error is None and not self._was_started:
-            self._error = UnavailableError("the weight node ended the request without a token")
-        self._observer.ended(was_started=self._was_started)
-        on_end()
-        self._started.set()
-        self._arrived.set()

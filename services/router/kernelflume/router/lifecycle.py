@@ -142,7 +142,6 @@ async def _serve(
     dispatcher = Dispatcher(
         nodes,
         metrics=metrics,
-        clock=clock,
         request_timeout_s=settings.request_timeout,
         stall_timeout_s=settings.stall_timeout,
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from starlette.responses import Response
 
@@ -12,61 +11,79 @@ from kernelflume.router.errors import ClientGoneError
 from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable
+    from types import TracebackType
 
     from starlette.types import Message, Receive, Scope, Send
 
     from kernelflume.runtime.clock import Clock
 
-T = TypeVar("T")
-
-DONE = "data: [DONE]\n\n"
+FRAME_END = "\n\n"
+DONE = f"data: [DONE]{FRAME_END}"
 
 
 def event(payload: str) -> str:
     """Return one event with a JSON payload (which has no line ends)."""
-    return f"data: {payload}\n\n"
+    return f"data: {payload}{FRAME_END}"
 
 
-async def until_disconnect(
-    receive: Receive, work: Coroutine[None, None, T], *, stalled: asyncio.Event | None = None
-) -> T:
-    """Run ``work`` to its end, unless the client goes away first: then it is cancelled.
+class ClientWatch:
+    """A block of code that ends with ClientGoneError when the client goes away first.
 
-    Args:
-        receive: the request's messages; its body must have been read.
-        work: what to run.
-        stalled: set when the client does not read what it is sent; it then counts as gone.
-
-    Raises:
-        ClientGoneError: the client went away.
+    The block runs in the task that it is in: a task of its own would have to be started, and its end waited
+    for, before the first token is sent. The request's body must have been read.
     """
-    worker = asyncio.create_task(work)
-    watchers = [asyncio.create_task(_wait_disconnect(receive))]
-    if stalled is not None:
-        watchers.append(asyncio.create_task(_wait_set(stalled)))
-    try:
-        await asyncio.wait((worker, *watchers), return_when=asyncio.FIRST_COMPLETED)
-        if not worker.done():
-            raise ClientGoneError("the client went away")
-        return worker.result()
-    finally:
-        for watcher in watchers:
-            watcher.cancel()
-        if not worker.done():
-            worker.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await worker
+
+    def __init__(self, receive: Receive) -> None:
+        """Watch for the end of a request's messages."""
+        self._receive = receive
+        self._is_gone = False
+        self._is_over = False
+        self._task: asyncio.Task[Any] | None = None
+        self._num_cancelling = 0
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Begin the block."""
+        self._task = asyncio.current_task()
+        assert self._task is not None  # noqa: S101 - a coroutine is always run by one
+        self._num_cancelling = self._task.cancelling()
+        self._watcher = asyncio.create_task(_wait_disconnect(self._receive))
+        self._watcher.add_done_callback(lambda watcher: None if watcher.cancelled() else self.give_up())
+        return self
+
+    def give_up(self) -> None:
+        """Count the client as gone."""
+        if self._task is not None and not self._is_gone and not self._is_over:
+            self._is_gone = True
+            # The block is waiting for something, or about to go on from there, as this runs in another turn
+            # of the event loop. So it is the block that is cancelled.
+            self._task.cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the block.
+
+        Raises:
+            ClientGoneError: the client went away.
+        """
+        self._is_over = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._is_gone and self._task is not None:
+            is_ours = self._task.uncancel() <= self._num_cancelling
+            if is_ours and isinstance(error, asyncio.CancelledError):
+                raise ClientGoneError("the client went away") from None
 
 
 async def _wait_disconnect(receive: Receive) -> None:
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
         message = await receive()
-
-
-async def _wait_set(event_set: asyncio.Event) -> None:
-    await event_set.wait()
 
 
 class EventStreamResponse(Response):
@@ -106,10 +123,11 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI gives it
         """Send the response."""
-        stalled = asyncio.Event()
-        watchdog = Watchdog(self._write_timeout_s, stalled.set)
+        watch = ClientWatch(receive)
+        watchdog = Watchdog(self._write_timeout_s, watch.give_up)
         try:
-            await until_disconnect(receive, self._send_all(send, watchdog), stalled=stalled)
+            with watch:
+                await self._send_all(send, watchdog)
         except ClientGoneError:
             self._on_disconnect()
         finally:

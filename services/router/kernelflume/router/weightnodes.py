@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kernelflume.core.errors import LifecycleError, UnavailableError
 from kernelflume.core.leases import NodeKind
+from kernelflume.router.attachment import Attachment
 from kernelflume.router.placement import WeightNodeView
 from kernelflume.router.progress import ProgressWatch
 from kernelflume.rpc.channel import PLAINTEXT, Channels
@@ -19,10 +20,10 @@ from kernelflume.rpc.codec import route_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kernelflume.core.ranges import SequenceRoute
-    from kernelflume.router.generation import GenerateCall
+    from kernelflume.router.attachment import Receiver
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
     from kernelflume.store.base import LeaseStore
@@ -42,20 +43,20 @@ class ModelLimits:
 
 
 class WeightNode:
-    """One weight node and the channel to it. Owned by ``WeightNodes``."""
+    """One weight node, the channel to it and the stream of requests. Owned by ``WeightNodes``."""
 
-    def __init__(self, address: str, channels: Channels, watch: ProgressWatch) -> None:
+    def __init__(self, address: str, channels: Channels, watch: ProgressWatch, clock: Clock) -> None:
         self.address = address
         self._watch = watch
         self._channel = channels.open(address)
         self._stub = wnode_pb2_grpc.WeightNodeStub(self._channel)
+        self._attachment = Attachment(self._stub, address, clock)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._load = wnode_pb2.WeightNodeLoad()
         self._num_calls = 0
         self._num_calls_at_load = 0
         self.card: wnode_pb2.ModelCard | None = None
-        self.trouble: str | None = "not asked yet"
-        """Why it cannot serve; None when it can."""
+        self._fault: str | None = "not asked yet"
 
     def view(self) -> WeightNodeView:
         """Return what a placement is decided on."""
@@ -71,17 +72,29 @@ class WeightNode:
         )
 
     @property
+    def trouble(self) -> str | None:
+        """Why it cannot serve; None when it can."""
+        return self._fault or (None if self._attachment.attached else "no stream of requests to it stands")
+
+    @property
     def idle(self) -> bool:
         """True when none of this router's calls runs there."""
         return self._num_calls == 0
 
     def generate(
-        self, request: wnode_pb2.GenerateRequest, *, timeout_s: float, headers: Headers
-    ) -> GenerateCall:
-        """Start a call in the trace of ``headers``; ``call_ended`` must be told of its end."""
+        self,
+        request: wnode_pb2.GenerateRequest,
+        receiver: Receiver,
+        *,
+        timeout_s: float,
+        headers: Headers,
+    ) -> Callable[[], None]:
+        """Run a request in the trace of ``headers``; return what cancels it.
+
+        ``receiver`` is told of all news; ``call_ended`` must be told of the end.
+        """
         self._num_calls += 1
-        call: GenerateCall = self._stub.Generate(request, timeout=timeout_s, metadata=headers)
-        return call
+        return self._attachment.submit(request, receiver, timeout_s=timeout_s, headers=headers)
 
     def call_ended(self) -> None:
         """Count a call as over."""
@@ -89,18 +102,18 @@ class WeightNode:
 
     async def probe(self, revision: str | None) -> None:
         """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
-        before = self.trouble
+        before = self._fault
         try:
-            self.trouble = await self._ask(revision)
+            self._fault = await self._ask(revision)
         except grpc.aio.AioRpcError as failure:
             # Whoever answers at this address next may serve another model.
             self.card = None
-            self.trouble = f"{failure.code().name}: {failure.details()}"
-        if self.trouble != before:
+            self._fault = f"{failure.code().name}: {failure.details()}"
+        if self._fault != before:
             logger.info(
                 "weight node %s",
-                "can serve" if self.trouble is None else "cannot serve",
-                extra={"address": self.address, "trouble": self.trouble},
+                "can serve" if self._fault is None else "cannot serve",
+                extra={"address": self.address, "trouble": self._fault},
             )
 
     async def routes(self, *, timeout_s: float) -> dict[int, SequenceRoute]:
@@ -131,7 +144,8 @@ class WeightNode:
         return None if self._load.prepared_nodes else "it is connected to no attention node"
 
     async def close(self) -> None:
-        """Close the channel; calls that still run are cancelled."""
+        """Close the channel; requests that still run are cancelled."""
+        await self._attachment.close()
         await self._channel.close()
 
 
@@ -215,7 +229,7 @@ class WeightNodes:
             return
         for address in set(living) - self._nodes.keys():
             self._nodes[address] = WeightNode(
-                address, self._channels, ProgressWatch(self._clock, self._progress_timeout_s)
+                address, self._channels, ProgressWatch(self._clock, self._progress_timeout_s), self._clock
             )
         for address in self._nodes.keys() - set(living):
             # Its lease ran out, but requests may still run there: the channel stays until they have ended.

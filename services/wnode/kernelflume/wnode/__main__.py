@@ -87,7 +87,8 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         grammars=grammars,
     )
     server = Server(settings.address, [_SERVICE_NAME], tls=tls, tracer=tracer)
-    wnode_pb2_grpc.add_WeightNodeServicer_to_server(WeightNodeServicer(shell, tracer), server.grpc_server)
+    servicer = WeightNodeServicer(shell, tracer)
+    wnode_pb2_grpc.add_WeightNodeServicer_to_server(servicer, server.grpc_server)
     await server.start()
     try:
         ready = await engine.start(shell.deliver, timeout_s=_LOAD_TIMEOUT_S)
@@ -104,6 +105,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         if engine.failed.is_set():
             raise UnavailableError(engine.failure)
     finally:
+        servicer.drain()
         await server.stop(_STOP_GRACE_S)
         await grammars.close()
         await engine.stop()

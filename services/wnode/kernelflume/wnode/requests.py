@@ -1,4 +1,4 @@
-"""Requests in flight in the shell: admission, and the way of tokens from the engine to each stream."""
+"""Requests in flight in the shell: admission, and the way of tokens from the engine to each of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from kernelflume.core.errors import ConflictError, InvalidRequestError, OverloadedError, UnavailableError
+from kernelflume.core.errors import (
+    ConflictError,
+    InvalidRequestError,
+    KernelFlumeError,
+    OverloadedError,
+    UnavailableError,
+)
 from kernelflume.wnode.messages import Cancel, StepOutput, Submit, TokenOutput
 
 if TYPE_CHECKING:
@@ -16,9 +22,11 @@ if TYPE_CHECKING:
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.wnode.messages import Command
 
+    Sink = Callable[[TokenOutput], None]
+
 
 class RequestTable:
-    """Streams by request id. A stream's queue holds at most ``max_tokens`` outputs, for no more are made."""
+    """Requests by their id. Each has at most ``max_tokens`` outputs, for no more are made."""
 
     def __init__(
         self,
@@ -34,11 +42,11 @@ class RequestTable:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._compile_grammar = compile_grammar
-        self._streams: dict[str, asyncio.Queue[TokenOutput]] = {}
+        self._sinks: dict[str, Sink] = {}
         self._failure = ""
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self._sinks)
 
     def check(self, prompt: list[int], sampling: SamplingParameters) -> None:
         """Refuse what can never run.
@@ -61,6 +69,52 @@ class RequestTable:
                 f"token id {highest} is outside the vocabulary of {self._vocab_size}", parameter="prompt"
             )
 
+    def enter(self, request_id: str, prompt: list[int], sampling: SamplingParameters, sink: Sink) -> None:
+        """Take a request in, whose outputs go to ``sink`` until it is told to ``leave``.
+
+        Raises:
+            InvalidRequestError: the request can never run.
+            OverloadedError: as many requests as may be are in flight.
+            ConflictError: the id is in use.
+        """
+        self.check(prompt, sampling)
+        if len(self._sinks) >= self._max_in_flight:
+            raise OverloadedError(f"{len(self._sinks)} requests are running or waiting", retry_after_s=1.0)
+        if request_id in self._sinks:
+            raise ConflictError(f"request id {request_id} is in use")
+        self._sinks[request_id] = sink
+
+    async def compile(self, sampling: SamplingParameters) -> bytes:
+        """Return the compiled grammar of a request, empty where it has none.
+
+        Raises:
+            InvalidRequestError: it cannot be compiled.
+        """
+        return b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar)
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        grammar: bytes,
+        *,
+        traced: bool,
+    ) -> None:
+        """Hand a request that was taken in to the engine.
+
+        Raises:
+            UnavailableError: the engine is gone.
+        """
+        self._send(Submit(request_id, prompt, sampling, grammar, traced))
+
+    def leave(self, request_id: str, *, ended: bool) -> None:
+        """Forget a request, and cancel it unless its last output has come."""
+        del self._sinks[request_id]
+        if not ended:
+            with contextlib.suppress(UnavailableError):  # nothing runs any more
+                self._send(Cancel(request_id))
+
     async def stream(
         self, request_id: str, prompt: list[int], sampling: SamplingParameters, *, traced: bool = False
     ) -> AsyncIterator[list[TokenOutput]]:
@@ -72,48 +126,44 @@ class RequestTable:
             ConflictError: the id is in use.
             UnavailableError: the engine is gone.
         """
-        self.check(prompt, sampling)
-        if len(self._streams) >= self._max_in_flight:
-            raise OverloadedError(f"{len(self._streams)} requests are running or waiting", retry_after_s=1.0)
-        if request_id in self._streams:
-            raise ConflictError(f"request id {request_id} is in use")
         queue: asyncio.Queue[TokenOutput] = asyncio.Queue()
-        self._streams[request_id] = queue
+        self.enter(request_id, prompt, sampling, queue.put_nowait)
         ended = False
         try:
-            grammar = b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar)
-            self._send(Submit(request_id, prompt, sampling, grammar, traced))
+            grammar = await self.compile(sampling)
+            self.submit(request_id, prompt, sampling, grammar, traced=traced)
             while not ended:
                 outputs = [await queue.get()]
                 while not queue.empty():
                     outputs.append(queue.get_nowait())
                 last = outputs[-1]
+                ended = bool(last.finish_reason or last.error)
                 if last.error:
-                    ended = True
-                    if last.invalid:
-                        raise InvalidRequestError(last.error)
-                    raise _refusal(last.error, self._failure)
-                ended = bool(last.finish_reason)
+                    raise self.error_of(last)
                 yield outputs
         finally:
-            del self._streams[request_id]
-            if not ended:
-                with contextlib.suppress(UnavailableError):  # nothing runs any more
-                    self._send(Cancel(request_id))
+            self.leave(request_id, ended=ended)
 
     def deliver(self, event: StepOutput) -> None:
-        """Hand a step's tokens to their streams; those of cancelled requests are dropped."""
+        """Hand a step's tokens to their requests; those of cancelled requests are dropped."""
+        sinks = self._sinks
         for output in event.outputs:
-            queue = self._streams.get(output.request_id)
-            if queue is not None:
-                queue.put_nowait(output)
+            sink = sinks.get(output.request_id)
+            if sink is not None:
+                sink(output)
 
     def fail_all(self, reason: str) -> None:
-        """End every stream because the engine is gone."""
+        """End every request because the engine is gone."""
         self._failure = reason
-        for request_id, queue in self._streams.items():
-            queue.put_nowait(TokenOutput(request_id, (), "abort", error=reason))
+        for request_id, sink in list(self._sinks.items()):
+            sink(TokenOutput(request_id, (), "abort", error=reason))
 
-
-def _refusal(reason: str, failure: str) -> OverloadedError | UnavailableError:
-    return UnavailableError(reason) if failure else OverloadedError(reason, retry_after_s=5.0)
+    def error_of(self, output: TokenOutput) -> KernelFlumeError:
+        """Return the error that an output tells of, as the request's caller is told."""
+        if output.invalid:
+            return InvalidRequestError(output.error)
+        return (
+            UnavailableError(output.error)
+            if self._failure
+            else OverloadedError(output.error, retry_after_s=5.0)
+        )

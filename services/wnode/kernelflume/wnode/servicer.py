@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+from kernelflume.core.errors import DeadlineError
 from kernelflume.core.names import node_name
 from kernelflume.rpc.codec import (
     geometry_to_proto,
-    logprobs_to_proto,
     route_to_proto,
     sampling_from_proto,
     step_times_to_proto,
@@ -15,22 +16,22 @@ from kernelflume.rpc.codec import (
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.logging import LOG_FIELDS
 from kernelflume.runtime.tracing import NO_TRACER
+from kernelflume.wnode.attachment import Attachment
+from kernelflume.wnode.replies import event_of, prompt_events
 from kernelflume.wnode.traces import GenerateTrace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator
 
     import grpc
 
-    from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.runtime.tracing import Tracer
     from kernelflume.wnode.shell import Shell
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
-
-_PROMPT_TOKENS_IN_EVENT = 1024
-"""With 20 alternatives each, some 200 KB."""
+_WRITE_TIMEOUT_S = 30.0
+"""A router that takes nothing for so long is gone, or will not catch up."""
 
 
 class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
@@ -39,6 +40,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
     def __init__(self, shell: Shell, tracer: Tracer = NO_TRACER) -> None:
         self._shell = shell
         self._tracer = tracer
+        self._attachments: set[Attachment] = set()
+        self._is_draining = False
 
     async def Generate(
         self, request: wnode_pb2.GenerateRequest, context: Context
@@ -58,28 +61,42 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 if not num_tokens:
                     trace.first_token(outputs[0])
                 last = outputs[-1]
-                token_ids = [token for output in outputs for token in output.token_ids]
-                num_tokens += len(token_ids)
-                for event in _prompt_events(outputs[0].prompt_logprobs):
+                num_tokens += sum(len(output.token_ids) for output in outputs)
+                for event in prompt_events(outputs[0].prompt_logprobs):
                     yield event
                 if last.finish_reason:
-                    report = self._shell.report
-                    trace.ended(
-                        num_tokens,
-                        last.finish_reason,
-                        num_microbatches=report.num_microbatches if report else 0,
-                    )
-                yield wnode_pb2.GenerateEvent(
-                    token_ids=token_ids,
-                    finish_reason=last.finish_reason,
-                    stop_token_id=last.stop_token_id,
-                    logprobs=[logprobs_to_proto(found) for output in outputs for found in output.logprobs],
-                )
+                    trace.ended(num_tokens, last.finish_reason, num_microbatches=self._num_microbatches())
+                yield event_of(outputs)
         except Exception as error:
             trace.failed(error)
             raise
         finally:
             trace.close()
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[wnode_pb2.AttachRequest], context: Context
+    ) -> None:
+        """Run one router's requests."""
+        attachment = Attachment(self._shell.requests, self._tracer, num_microbatches=self._num_microbatches)
+        if self._is_draining:
+            attachment.drain()
+        self._attachments.add(attachment)
+        reading = asyncio.create_task(attachment.read(request_iterator))
+        try:
+            await _write(context, wnode_pb2.AttachReply())
+            while replies := await attachment.replies():
+                for reply in replies:
+                    await _write(context, reply)
+        finally:
+            self._attachments.discard(attachment)
+            attachment.close()
+            reading.cancel()
+
+    def drain(self) -> None:
+        """Take no more requests of attached routers, and let each go when its requests have ended."""
+        self._is_draining = True
+        for attachment in self._attachments:
+            attachment.drain()
 
     async def GetLoad(self, request: wnode_pb2.GetLoadRequest, context: Context) -> wnode_pb2.WeightNodeLoad:
         """Report load and progress."""
@@ -145,9 +162,14 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             ]
         )
 
+    def _num_microbatches(self) -> int:
+        report = self._shell.report
+        return report.num_microbatches if report else 0
 
-def _prompt_events(logprobs: Sequence[TokenLogprobs]) -> Iterator[wnode_pb2.GenerateEvent]:
-    """Give a prompt's log probabilities in pieces that fit a message."""
-    for first in range(0, len(logprobs), _PROMPT_TOKENS_IN_EVENT):
-        part = logprobs[first : first + _PROMPT_TOKENS_IN_EVENT]
-        yield wnode_pb2.GenerateEvent(prompt_logprobs=map(logprobs_to_proto, part))
+
+async def _write(context: Context, reply: wnode_pb2.AttachReply) -> None:
+    try:
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
+            await context.write(reply)
+    except TimeoutError:
+        raise DeadlineError(f"the router took nothing for {_WRITE_TIMEOUT_S:g} s") from None

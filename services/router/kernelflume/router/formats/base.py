@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kernelflume.router.streaming import DONE, event
+from kernelflume.router.streaming import DONE, FRAME_END, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,9 +81,13 @@ class AnswerFormat(Protocol):
         ...
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+"""``json.dumps`` would make one for each text."""
+
+
 def json_text(value: str) -> str:
     """Return a text as JSON."""
-    return json.dumps(value, ensure_ascii=False)
+    return _ENCODER.encode(value)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -114,6 +118,9 @@ class ChoiceFormat:
 
     chunk_object: str
     whole_object: str
+    before_text: str
+    """What a chunk has between a choice's index and its text, where the text is all that it has."""
+    after_text: str
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
@@ -124,6 +131,13 @@ class ChoiceFormat:
         self._end = '],"usage":null}' if head.with_usage else "]}"
         self._unopened = set(range(len(head.prompts) * head.choices_per_prompt))
         self._opened: set[int] = set()
+        self._has_plain_frames = not (
+            head.with_token_ids or head.continuous_usage or head.token_bytes is not None
+        )
+        self._plain_begins: dict[int, str] = {}
+        self._plain_end = (
+            f'{self.after_text},"logprobs":null,"finish_reason":null}}{self._end_of(None)}{FRAME_END}'
+        )
 
     def begin(self) -> str:
         """Return the events that a stream begins with: none."""
@@ -139,6 +153,18 @@ class ChoiceFormat:
 
     def events(self, index: int, delta: Delta, usage: Callable[[], Usage]) -> str:
         """Return the events for what was added to a choice; empty if it has nothing to show."""
+        if delta.text and delta.finish_reason is None and not delta.calls:
+            # Nearly all of them: but for their text they are alike.
+            begin = self._plain_begins.get(index)
+            if begin is not None:
+                return f"{begin}{json_text(delta.text)}{self._plain_end}"
+        events = self.general_events(index, delta, usage)
+        if self._has_plain_frames and index in self._opened and index not in self._unopened:
+            self._plain_begins[index] = f'data: {self._begin}{{"index":{index},{self.before_text}'
+        return events
+
+    def general_events(self, index: int, delta: Delta, usage: Callable[[], Usage]) -> str:
+        """Return the events for any delta, without a short way."""
         text = ""
         so_far = usage() if self._head.continuous_usage else None
         if index not in self._opened:

@@ -22,6 +22,8 @@ class ChatFormat(ChoiceFormat):
 
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
+    before_text = '"delta":{"content":'
+    after_text = "}"
 
     def opening(self, index: int, usage: Usage | None = None) -> str | None:
         """Return the chunk that says who speaks."""
@@ -37,6 +39,7 @@ class ChatFormat(ChoiceFormat):
         """Return the JSON of a chunk, or None if the delta has nothing to show."""
         if not self._shows(delta):
             return None
+        self._unopened.discard(index)
         content = f'"content":{json_text(delta.text)}' if delta.text else ""
         if delta.calls:
             calls = ",".join(map(_call_chunk, delta.calls))

@@ -22,6 +22,8 @@ class CompletionFormat(ChoiceFormat):
 
     chunk_object = "text_completion"
     whole_object = "text_completion"
+    before_text = '"text":'
+    after_text = ""
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
