@@ -337,6 +337,35 @@ async def test_a_head_that_never_ends_is_given_up(
         assert b"HTTP/1.1 408" in answer
 
 
+CHUNKED = HEAD.replace(b"GET /health", b"POST /v1/completions") + b"transfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (CHUNKED + b"\r\nzz\r\n{}\r\n",),
+        (CHUNKED + b"\r\n", b"5\r\n{", b'"a":1}\r\n'),
+        (CHUNKED + b"\r\nffffffffffffffffff\r\n{}",),
+        (CHUNKED.replace(b"chunked", b"gzip") + b"\r\n{}",),
+        (CHUNKED + b"content-encoding: gzip\r\nconnection: close\r\n\r\n2\r\n{}\r\n0\r\n\r\n",),
+    ],
+)
+async def test_a_body_that_is_sent_badly_is_answered(model: Path, pieces: tuple[bytes, ...]) -> None:
+    async with router(model, [], weight_nodes=("127.0.0.1:1",)) as url:
+        answer = await talk(url, *pieces)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    body = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_running_request_is_not_answered_for_another_that_is_none(model: Path) -> None:
+    async with router(model, [], weight_nodes=("127.0.0.1:1",)) as url:
+        ask = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
+        answer = await talk(url, ask + b"{" * 5 + b"\x16\x03 no HTTP\r\n\r\n")
+    assert b"Invalid HTTP request" not in answer
+
+
 async def test_one_connection_too_many_is_closed(model: Path) -> None:
     async with router(model, [], weight_nodes=("127.0.0.1:1",), max_connections=1) as url:
 

@@ -18,7 +18,7 @@ async def read_json_body(request: Request, *, max_bytes: int, timeout_s: float) 
     """Return the body of a request that says it is JSON.
 
     Raises:
-        InvalidRequestError: its content type is another one.
+        InvalidRequestError: its content type is another one, or it is compressed.
         BodyTooLargeError: it has more than ``max_bytes`` bytes.
         BodyTimeoutError: it was not complete in time.
         ClientGoneError: the client went away before its end.
@@ -30,6 +30,9 @@ async def read_json_body(request: Request, *, max_bytes: int, timeout_s: float) 
         raise BodyTimeoutError(f"the request's body did not arrive within {timeout_s:g} s") from None
     if body is None:
         raise BodyTooLargeError(f"the request's body has more than {max_bytes} bytes")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise InvalidRequestError(f"content encoding {coding!r:.40} is not supported, only 'identity'")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidRequestError(f"content type {kind!r} is not supported, only 'application/json'")

@@ -87,14 +87,22 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         self._head_is_complete()
-        # Between the frames of a running answer an answer to something else would be noise.
-        if self.cycle is None or self.cycle.response_complete:
+        if self._may_answer():
             body = json.dumps(http_error(status, message).body()).encode()
             head = (
                 f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Tell whether an answer of our own would be taken for that of the request that is at fault."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        # Between the frames of a running answer it would be noise, and before it another request's answer;
+        # but a request whose body is at fault waits for that answer.
+        return cycle.more_body and not cycle.response_started and not self.pipeline
 
 
 def connection_class(bounds: ConnectionBounds) -> type[BoundedConnection]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kernelflume.core.errors import InvalidRequestError
 from kernelflume.core.grammar import Grammar, GrammarKind
+from kernelflume.router.bounded import with_one_unknown
 from kernelflume.router.json_schema import check_schema
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bound(cls, data: Any) -> Any:
+        return with_one_unknown(cls, data, cls.model_fields) if isinstance(data, dict) else data
 
 
 class JsonSchemaFormat(_Part):
@@ -45,7 +51,7 @@ class StructuredOutputs(_Part):
     json_: str | dict[str, Any] | bool | None = Field(default=None, alias="json")
     """A JSON schema, or its text."""
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
     """Rules in GBNF."""
     json_object: bool | None = None

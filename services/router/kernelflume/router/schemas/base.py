@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from kernelflume.core.errors import InvalidRequestError
 from kernelflume.router import unsupported
+from kernelflume.router.bounded import with_one_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,7 @@ class Strict(BaseModel):
         if not isinstance(data, dict):
             return data
         kept = {name: value for name, value in data.items() if value is not None}
+        kept = with_one_unknown(cls, kept, cls.not_served)
         for name in cls.not_served.keys() & kept.keys():
             if not unsupported.asks_for_nothing(kept.pop(name), cls.not_served[name]):
                 raise refusal(f"{name} is not supported by this server", param=name)
@@ -66,6 +68,21 @@ def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
     if {"type": "null"} in branches or not rest:
         return schema
     return {"anyOf": [*branches, {"type": "null"}], **about}
+
+
+def at_most(num_fields: int) -> BeforeValidator:
+    """Return what refuses an object of more fields, before they are looked at.
+
+    One that is bad costs an error of its own, and the making of errors holds up the whole process. Lists
+    have ``fail_fast`` and ``max_length`` for that.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > num_fields:
+            raise refusal(f"at most {num_fields} fields are allowed here, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 class RequestBody(Strict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from kernelflume.core.sampling import MAX_LOGPROBS
 from kernelflume.router import unsupported
 from kernelflume.router.schemas.base import refusal
 from kernelflume.router.schemas.generation import GenerationBody
-from kernelflume.router.schemas.messages import ChatMessage  # noqa: TC001 - pydantic reads it
+from kernelflume.router.schemas.messages import MAX_MESSAGES, ChatMessage, TemplateVariables
 from kernelflume.router.schemas.tools import WithTools
 from kernelflume.router.tools.use import ToolMode
 
@@ -26,7 +26,7 @@ class ChatCompletionRequest(WithTools, GenerationBody):
 
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = unsupported.CHAT_FIELDS
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(default=None, json_schema_extra={"minimum": 1})
     """Newer name of max_tokens; it wins if both are given."""
     add_generation_prompt: bool | None = None
@@ -35,7 +35,7 @@ class ChatCompletionRequest(WithTools, GenerationBody):
     """Let the model go on with the final message instead."""
     add_special_tokens: bool = False
     """Add bos and the like around the rendered conversation; templates mostly have them."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     """Further variables for the chat template."""
     logprobs: bool = False
     """Tell the log probability of each token of the text, by the model alone: without temperature, bias and

@@ -6,15 +6,20 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from kernelflume.core.grammar import Grammar  # noqa: TC001 - in a signature that pydantic does not read
+from kernelflume.core.grammar import MAX_GRAMMAR_CHARS, Grammar
 from kernelflume.core.sampling import MAX_BIASED_TOKENS
-from kernelflume.router.schemas.base import RequestBody, Strict, refusal
+from kernelflume.router.schemas.base import RequestBody, Strict, at_most, refusal
 from kernelflume.router.stopping import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from kernelflume.router.structured import ResponseFormat, StructuredOutputs, grammar_field, grammar_of
 
 MAX_CHOICES_PER_PROMPT = 128
 """OpenAI's own limit for `n`."""
 MAX_STOP_TOKEN_IDS = 128
+MAX_TOKEN_IDS = 1 << 20
+"""Of one text: more than any context has."""
+MAX_LABELS = 128
+
+Labels = Annotated[dict[str, str], at_most(MAX_LABELS)]
 
 TokenIds = Annotated[
     tuple[int, ...],
@@ -84,7 +89,7 @@ class GenerationBody(RequestBody):
     guided_json: str | dict[str, Any] | bool | None = None
     """Older name of structured_outputs.json, as the next three of its other fields."""
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True, max_length=MAX_GRAMMAR_CHARS)] | None = None
     guided_grammar: str | None = None
     skip_special_tokens: bool = True
     stream: bool = False
@@ -93,7 +98,7 @@ class GenerationBody(RequestBody):
     """Give the prompt's and the choices' token ids as well."""
     user: str | None = None
     """A label of the caller's own; not used."""
-    metadata: dict[str, str] | None = None
+    metadata: Labels | None = None
     """Labels of the caller's own; not used."""
 
     @field_validator("stop", mode="before")
@@ -111,7 +116,11 @@ class GenerationBody(RequestBody):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _read_logit_bias(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or not all(_is_number(bias) for bias in value.values()):
+        if not isinstance(value, dict):
+            raise refusal("logit_bias must be an object of numbers by token id")
+        if len(value) > MAX_BIASED_TOKENS:
+            raise refusal(f"logit_bias may have at most {MAX_BIASED_TOKENS} tokens, not {len(value)}")
+        if not all(_is_number(bias) for bias in value.values()):
             raise refusal("logit_bias must be an object of numbers by token id")
         # As the id is written, so that no two keys name one token.
         if not all(key.isascii() and key.isdigit() and str(int(key[:10])) == key for key in value):

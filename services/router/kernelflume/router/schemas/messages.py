@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from kernelflume.router.schemas.base import Strict, refusal
-from kernelflume.router.schemas.tools import MessageToolCall  # noqa: TC001 - pydantic reads it
+from kernelflume.router.schemas.base import Strict, at_most, refusal
+from kernelflume.router.schemas.tools import MAX_TOOLS, MessageToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _TEXT_PART_FIELDS = 2
+
+MAX_MESSAGES = 4096
+"""Of a conversation: far more than fit a context, and few enough to be read at once."""
+MAX_TEMPLATE_VARIABLES = 64
+
+TemplateVariables = Annotated[dict[str, Any], at_most(MAX_TEMPLATE_VARIABLES)]
 
 
 def read_content(value: Any, *, types: tuple[str, ...] = ("text",)) -> Any:
@@ -80,7 +86,9 @@ class ChatMessage(Strict):
     with calls may do without."""
     name: str | None = None
     """Name of the speaker, for chat templates that show it."""
-    tool_calls: list[MessageToolCall] = Field(default_factory=list)
+    tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(
+        default_factory=list
+    )
     """What an assistant called."""
     tool_call_id: str | None = None
     """Which call a tool's message answers."""

@@ -11,6 +11,8 @@ from kernelflume.core.sampling import MAX_LOGPROBS
 from kernelflume.router import unsupported
 from kernelflume.router.schemas.base import RequestBody, Strict, parse, refusal
 from kernelflume.router.schemas.chat import ChatCompletionRequest
+from kernelflume.router.schemas.generation import Labels  # noqa: TC001 - pydantic reads it
+from kernelflume.router.schemas.messages import MAX_MESSAGES
 from kernelflume.router.schemas.response_items import (
     ITEMS,
     InputCall,
@@ -125,7 +127,12 @@ class ResponsesRequest(RequestBody):
 
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = unsupported.RESPONSES_FIELDS
 
-    input: Annotated[list[InputItem], BeforeValidator(read_input), WithJsonSchema(_INPUT_SCHEMA)]
+    input: Annotated[
+        list[InputItem],
+        Field(fail_fast=True, max_length=MAX_MESSAGES),
+        BeforeValidator(read_input),
+        WithJsonSchema(_INPUT_SCHEMA),
+    ]
     """A user's text, or the items of a conversation."""
     instructions: str | None = None
     """A system's message before the input."""
@@ -135,11 +142,13 @@ class ResponsesRequest(RequestBody):
     top_p: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     """Tell the log probabilities of so many of the likeliest tokens as well; needs `include`."""
-    include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list)
-    """What the answer has besides: the log probability of each token."""
-    tools: Annotated[list[FunctionTool], BeforeValidator(_read_tools)] = Field(
-        default_factory=list, max_length=MAX_TOOLS
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] = Field(
+        default_factory=list
     )
+    """What the answer has besides: the log probability of each token."""
+    tools: Annotated[
+        list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS), BeforeValidator(_read_tools)
+    ] = Field(default_factory=list)
     tool_choice: Annotated[Any, BeforeValidator(_read_choice), WithJsonSchema(_CHOICE_SCHEMA)] = "auto"
     parallel_tool_calls: bool = True
     """False ends an answer after its first call."""
@@ -148,7 +157,7 @@ class ResponsesRequest(RequestBody):
     stream_options: ResponseStreamOptions | None = None
     user: str | None = None
     """A label of the caller's own; not used."""
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Labels = Field(default_factory=dict)
     """Labels of the caller's own; given back."""
     safety_identifier: str | None = None
     """A label of the caller's own; not used."""

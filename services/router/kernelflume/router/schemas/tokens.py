@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from kernelflume.router.schemas.base import RequestBody, refusal
-from kernelflume.router.schemas.generation import TokenIds  # noqa: TC001 - pydantic reads it
-from kernelflume.router.schemas.messages import ChatMessage  # noqa: TC001 - pydantic reads it
+from kernelflume.router.schemas.generation import MAX_TOKEN_IDS, TokenIds
+from kernelflume.router.schemas.messages import MAX_MESSAGES, ChatMessage, TemplateVariables
 from kernelflume.router.schemas.tools import MAX_TOOLS, ToolDefinition
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ class TokenizeRequest(RequestBody):
 
     prompt: str | None = None
     """The text."""
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: (
+        Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None
+    ) = None
     """The conversation, instead of a text."""
     add_special_tokens: bool | None = None
     """Add what the model wants around a text, such as bos. Default: for a text, not for a conversation."""
@@ -34,9 +36,11 @@ class TokenizeRequest(RequestBody):
     """Let the model begin a new message. Default: unless the final message is continued."""
     continue_final_message: bool = False
     """Let the model go on with the final message instead."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     """Further variables for the chat template."""
-    tools: list[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(
+        default_factory=list
+    )
     """Functions that the model may call."""
 
     @model_validator(mode="after")
@@ -58,5 +62,5 @@ class TokenizeRequest(RequestBody):
 class DetokenizeRequest(RequestBody):
     """Body of POST /detokenize."""
 
-    tokens: TokenIds = Field(strict=False)
+    tokens: Annotated[TokenIds, Field(strict=False, fail_fast=True, max_length=MAX_TOKEN_IDS)]
     """Token ids."""

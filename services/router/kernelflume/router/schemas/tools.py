@@ -162,7 +162,9 @@ _TOOL_CHOICE_SCHEMA: dict[str, Any] = {
 class WithTools(Strict):
     """Fields of tools in a chat completion."""
 
-    tools: list[ToolDefinition] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(
+        default_factory=list
+    )
     """Functions that the model may call."""
     tool_choice: Annotated[
         ToolChoice, BeforeValidator(read_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)
