@@ -1,8 +1,8 @@
 """A decode engine under the virtual clock: one batch, and the shards that hold its KV.
 
 Every running session gains a token a step. Between two changes of the batch or of a tail the seconds of a
-step are a function of the number of steps alone; it is cut where it is not straight, and each piece is summed in
-closed form. So time and memory go with the changes, not with the steps.
+step are a function of the number of steps alone; it is cut where it is not straight, and each piece is summed
+in closed form. So time and memory go with the changes, not with the steps.
 """
 
 from __future__ import annotations

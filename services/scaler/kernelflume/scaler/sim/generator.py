@@ -1,10 +1,10 @@
 """Sessions drawn from the published statistics of the paper's trace, which itself is not public here. Pure.
 
-Published: calls a session p50 30, p90 57; first context p50 12,278; last context p50 80,488, p90 130,165; output
-a session p50 15,666, p90 29,968; delay between turns p50 5.2 s, p99 81.4 s. Logarithmic normal distributions
-with these medians and the spreads below come close to the published p90 and p99. What is not published is
-assumed: the quantities are independent but that the last context holds the first one and all output, and a
-turn's share of output and of growth is exponential.
+Published: calls a session p50 30, p90 57; first context p50 12,278; last context p50 80,488, p90 130,165;
+output a session p50 15,666, p90 29,968; delay between turns p50 5.2 s, p99 81.4 s. Logarithmic normal
+distributions with these medians and the spreads below come close to the published p90 and p99. What is not
+published is assumed: the quantities are independent but that the last context holds the first one and all
+output, and a turn's share of output and of growth is exponential.
 """
 
 from __future__ import annotations

@@ -124,12 +124,18 @@ class Timeline:
         """Keep at most so many samples, and as many changes."""
         self._most = most
         self._stretch_s = 0.0
+        self._held_token_s = 0.0
+        self._latest: Sample | None = None
         self.samples: list[Sample] = []
         self.changes: list[Change] = []
         self.num_changes = 0
 
     def add(self, sample: Sample) -> None:
         """Note a sample; times do not fall."""
+        if self._latest is not None:
+            both = self._latest.held_tokens + sample.held_tokens
+            self._held_token_s += (sample.time_s - self._latest.time_s) * both / 2
+        self._latest = sample
         if self.samples and self._index(self.samples[-1]) == self._index(sample) and self._stretch_s:
             if sample.held_tokens >= self.samples[-1].held_tokens:
                 self.samples[-1] = sample
@@ -137,6 +143,12 @@ class Timeline:
         self.samples.append(sample)
         if len(self.samples) > self._most:
             self._thin()
+
+    @property
+    def mean_held_tokens(self) -> float:
+        """Mean over time of what was held, of all samples, those that were thinned out too."""
+        span_s = self._latest.time_s - self.samples[0].time_s if self._latest is not None else 0.0
+        return self._held_token_s / span_s if span_s else 0.0
 
     def change(self, change: Change) -> None:
         """Note a scale event; beyond the bound they are only counted."""

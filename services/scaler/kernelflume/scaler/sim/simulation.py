@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -198,15 +197,10 @@ class Simulator:
         rules = InstanceRules(
             admission="current", placement="emptiest", migrates=False, elasticity=None, num_instances=1
         )
-        samples = self._run(
+        timeline = self._run(
             "demand", "", lambda world, over: InstanceCluster(world, over, kind, rules), None, None
-        ).timeline.samples
-        held_s = sum(
-            (later.time_s - sample.time_s) * (later.held_tokens + sample.held_tokens) / 2
-            for sample, later in itertools.pairwise(samples)
-        )
-        span_s = samples[-1].time_s - samples[0].time_s
-        return held_s / span_s if span_s else 0.0, max(sample.held_tokens for sample in samples)
+        ).timeline
+        return timeline.mean_held_tokens, max(sample.held_tokens for sample in timeline.samples)
 
     def _fixed(self, strategy: Fixed, progress: Callable[[float], None] | None) -> Result:
         """Run every DP x CP of the ranks and return the best: most tokens in time, then the cheapest."""
