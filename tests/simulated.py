@@ -86,7 +86,8 @@ def simulator_of(
 
 def session(number: int, *turns: tuple[int, int], start_s: float = 0.0, think_s: float = 0.0) -> Session:
     """A session whose turns add (prompt tokens, output tokens) to what was there."""
-    context, made = 0, []
+    context = 0
+    made: list[Turn] = []
     for added, output in turns:
         context += added
         made.append(Turn(context, output, think_s if made else 0.0))
