@@ -184,7 +184,6 @@ class AttentionPoolCluster(Cluster):
             case SizingAction.CANCEL:
                 self._cancel(sizing.reason)
             case SizingAction.NONE:
-                self.sample()
                 return
         self._admit()
         self.replan(engine)

@@ -91,8 +91,8 @@ class Engine:
         if not self.running:
             return 0.0
         step = self.step + ahead
-        most = max(shard.read(step) / shard.ways for shard in self.shards)
-        num_read = sum(1 for shard in self.shards if shard.base_read or shard.tails)
+        most = max([shard.read(step) / shard.ways for shard in self.shards])
+        num_read = len([shard for shard in self.shards if shard.base_read or shard.tails])
         return self._model.step_s(len(self.running), most, max(1, num_read))
 
     def newest(self) -> Residence:

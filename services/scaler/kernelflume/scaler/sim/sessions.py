@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Session:
     turns: tuple[Turn, ...]
     start_s: float = 0.0
     """Arrival, where the trace has one."""
+    peak_tokens: int = field(init=False)
+    """The most tokens that it ever holds."""
 
-    @property
-    def peak_tokens(self) -> int:
-        """The most tokens that it ever holds."""
-        return max(turn.peak_tokens for turn in self.turns)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peak_tokens", max(turn.peak_tokens for turn in self.turns))
 
     @property
     def output_tokens(self) -> int:

@@ -179,8 +179,7 @@ class DisaggregatedSteps:
     def step_in_s(self, rows: int, most_read_tokens: float, num_shards: int, count: int) -> float:
         """Return T_step in ``count`` microbatches."""
         model = self._rank.model
-        part = rows / count
-        weight_s, scan, exchange_s = self._stage(part, num_shards)
+        weight_s, scan, exchange_s = self._stage(rows / count, num_shards)
         layer_bytes = most_read_tokens * model.token_bytes / (model.num_layers * count * self._attention_gpus)
         stages = StageTimes(
             weight_s=weight_s,
