@@ -272,12 +272,19 @@ def choose_victims(
         count: how many to choose.
     """
 
-    def used_tokens(node_id: str) -> int:
-        record = leases.get(node_id)
-        return record.load.used_tokens if record is not None else 0
+    used = {node_id: record.load.used_tokens for node_id, record in leases.items()}
+    return emptiest_first([entry.node_id for entry in entries], used)[: max(0, min(count, len(entries) - 1))]
 
-    newest_first = [entry.node_id for entry in reversed(entries)]
-    return tuple(sorted(newest_first, key=used_tokens)[: max(0, min(count, len(entries) - 1))])
+
+def emptiest_first(node_ids: Sequence[str], used_tokens: Mapping[str, int]) -> tuple[str, ...]:
+    """Return nodes in the order in which they are drained: fewest tokens first, then the newest.
+
+    Args:
+        node_ids: in the order in which they joined.
+        used_tokens: by node id; one that is not in it counts as empty.
+    """
+    newest_first = list(reversed(node_ids))
+    return tuple(sorted(newest_first, key=lambda node_id: used_tokens.get(node_id, 0)))
 
 
 def _has_moved(entry: AttentionNodeEntry, threshold_tokens: int) -> bool:

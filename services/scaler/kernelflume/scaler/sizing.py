@@ -197,17 +197,19 @@ def measure(
     token_bytes: int,
 ) -> PoolFigures:
     """Work out thresholds, room and horizons."""
-    budgets = [
-        node_budget(
-            node.capacity_tokens * token_bytes,
+    # Nodes of one size have one budget.
+    by_capacity = {
+        capacity: node_budget(
+            capacity * token_bytes,
             beta_memory=policy.beta_memory,
             beta_slo=policy.beta_slo,
             tpot_slo_s=policy.tpot_slo_s,
             profile=profile,
             rows=max(1.0, view.rows),
         )
-        for node in view.nodes
-    ]
+        for capacity in {node.capacity_tokens for node in view.nodes}
+    }
+    budgets = [by_capacity[node.capacity_tokens] for node in view.nodes]
     thresholds = [int(budget.threshold_bytes / token_bytes) for budget in budgets]
     room = sum(
         max(0, threshold - node.held_tokens) for threshold, node in zip(thresholds, view.nodes, strict=True)

@@ -1,0 +1,121 @@
+"""`kernelflume sim`: what a workload would cost, by strategy (`python -m kernelflume.scaler.sim`)."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kernelflume.core.errors import ConfigurationError, KernelFlumeError
+from kernelflume.runtime.service import EXIT_FAILED, EXIT_REFUSED
+from kernelflume.runtime.yamltext import parse_mapping
+from kernelflume.scaler.sim import plots
+from kernelflume.scaler.sim.config import config_of, read_text
+from kernelflume.scaler.sim.report import fields_of, flat, table, write_report, write_rows
+from kernelflume.scaler.sim.simulation import Simulator
+from kernelflume.scaler.sim.sweep import combinations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernelflume.scaler.sim.simulation import Result
+
+_PIPE_COLUMNS = 220
+
+app = typer.Typer(
+    help="Simulate a workload on hardware that is not there, by the live scaling policy.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Config = Annotated[
+    Path, typer.Argument(help="YAML file; docs/simulator.md says what is in it.", metavar="CONFIG")
+]
+_Output = Annotated[
+    Path | None, typer.Option(help="Folder of the report. [default: the configuration's name, here]")
+]
+
+
+@app.command()
+def run(
+    config: _Config,
+    *,
+    output: _Output = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")] = None,
+) -> None:
+    """Run every strategy of CONFIG on the same sessions, and write a report folder."""
+    with _errors_as_exit():
+        fields = parse_mapping(read_text(config))
+        if seed is not None:
+            fields["seed"] = seed
+        simulator = Simulator(config_of(fields), config.parent)
+        results = _run_all(simulator, simulator.config.name)
+        folder = output or Path(simulator.config.name)
+        paths = write_report(folder, simulator, results)
+        if plots.is_available():
+            paths += plots.write_plots(folder, results, slo_s=simulator.config.tpot_slo_s)
+        out = _console()
+        out.print(table(results, f"{simulator.config.name}: SLO {simulator.config.tpot_slo_s * 1e3:g} ms"))
+        out.print(f"{len(paths)} files in {folder}", highlight=False)
+
+
+@app.command()
+def sweep(config: _Config, *, output: _Output = None) -> None:
+    """Run CONFIG under every combination of its section `sweep`, and write one table."""
+    with _errors_as_exit():
+        fields = parse_mapping(read_text(config))
+        rows: list[dict[str, Any]] = []
+        for chosen, combination in combinations(fields):
+            words = ", ".join(f"{name} {value}" for name, value in chosen.items())
+            simulator = Simulator(combination, config.parent)
+            results = _run_all(simulator, words)
+            _console().print(table(results, words))
+            rows += [{**chosen, **flat(fields_of(result))} for result in results]
+        folder = output or Path(f"{config_of(fields).name}-sweep")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_rows(folder / "sweep.csv", rows)
+        except OSError as error:
+            raise ConfigurationError(f"{folder}: {error}") from error
+        _console().print(f"{len(rows)} rows in {folder / 'sweep.csv'}", highlight=False)
+
+
+def _run_all(simulator: Simulator, title: str) -> list[Result]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        results = []
+        for strategy in simulator.config.strategies:
+            task = progress.add_task(f"{title}: {strategy.name}", total=1.0)
+
+            def told(share: float, task: Any = task) -> None:
+                progress.update(task, completed=share)
+
+            results.append(simulator.run(strategy, told))
+            progress.update(task, completed=1.0)
+    return results
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_COLUMNS)
+
+
+@contextmanager
+def _errors_as_exit() -> Iterator[None]:
+    try:
+        yield
+    except KernelFlumeError as error:
+        Console(stderr=True).print(f"kernelflume: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(EXIT_REFUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    app(prog_name="kernelflume sim")

@@ -1,0 +1,243 @@
+"""Full instances: a fixed pool of them, or one that grows and shrinks by whole instances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.scaler.sim.cluster import HEADROOM, Cluster
+from kernelflume.scaler.sim.engine import Engine
+from kernelflume.scaler.sim.events import Event, EventKind
+from kernelflume.scaler.sim.shards import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kernelflume.scaler.sim.cluster import World
+    from kernelflume.scaler.sim.config import Instances
+    from kernelflume.scaler.sim.shards import Residence
+    from kernelflume.scaler.sim.step_model import StepModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceKind:
+    """What each instance is."""
+
+    hardware: str
+    num_ranks: int
+    """CP."""
+    gpus_per_rank: int
+    rank_capacity_tokens: int
+    steps: StepModel
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that an instance holds."""
+        return self.num_ranks * self.rank_capacity_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRules:
+    """How turns are placed."""
+
+    admission: str
+    placement: str
+    migrates: bool
+    elasticity: Instances | None
+    """None for a fixed number of instances."""
+    num_instances: int
+    """At the start."""
+
+
+class InstanceCluster(Cluster):
+    """Turns go to one instance each; KV stays in it."""
+
+    def __init__(
+        self,
+        world: World,
+        on_turn_over: Callable[[Residence, float], bool],
+        kind: InstanceKind,
+        rules: InstanceRules,
+    ) -> None:
+        """Begin with no instance."""
+        super().__init__(world, on_turn_over)
+        self._kind = kind
+        self._rules = rules
+        self._bills: dict[int, int] = {}
+        """Engine number -> bill."""
+        self._starting: set[int] = set()
+        self._num_engines = 0
+        self._idle_marks: dict[int, int] = {}
+        """Engine number -> the newest check of its idleness."""
+
+    def start(self) -> None:
+        """Begin with the instances of the start, which are ready."""
+        for _ in range(self._rules.num_instances):
+            number = self._next_number()
+            self._bill(number)
+            self._open(number)
+        self.sample()
+
+    def most_tokens(self) -> int:
+        """Return an instance's capacity."""
+        return self._kind.capacity_tokens
+
+    def num_nodes(self) -> int:
+        """Return the ranks that are billed."""
+        return len(self._bills) * self._kind.num_ranks
+
+    def place(self, residence: Residence) -> tuple[Engine, Mapping[Shard, int], Shard] | None:
+        """Choose an instance with room: the one that keeps its KV, else by the rule of placement."""
+        home = self._homes.get(residence.number)
+        if home is not None and residence.number in home.idle and self._fits(home, residence):
+            return self._on(home, residence)
+        sign = -1 if self._rules.placement == "emptiest" else 1
+        order = sorted(
+            (engine for engine in self.engines.values() if engine is not home),
+            key=lambda engine: (sign * engine.shards[0].room(engine.step), engine.number),
+        )
+        for engine in order:
+            self.reach(engine)
+            if self._fits(engine, residence):
+                if home is not None:
+                    self.world.num_moved += 1
+                    self._forget(home, residence)
+                return self._on(engine, residence)
+        return None
+
+    def make_room(self, engine: Engine) -> None:
+        """Evict idle sessions, then move or put aside the newest, until every tail has room."""
+        [shard] = engine.shards
+        while len(shard.tails) > shard.room(engine.step):
+            if not self.evict_idle(engine, sparing=-1):
+                residence = engine.newest()
+                if self._rules.migrates and self._move(engine, residence):
+                    continue
+                self.put_aside(engine, residence)
+
+    def on_short(self) -> None:
+        """Start instances for what waits."""
+        rules = self._rules.elasticity
+        if rules is None:
+            return
+        wanted = math.ceil(self.waiting_tokens() / self._kind.capacity_tokens)
+        self._start_more(max(1, wanted) - len(self._starting), "no_room")
+
+    def on_capacity(self, event: Event) -> None:
+        """An instance is ready, or has been empty for the time that it may be."""
+        if event.subject in self._starting:
+            self._starting.discard(event.subject)
+            rules = self._rules.elasticity
+            if rules is not None and not rules.bills_startup:
+                self._bill(event.subject)
+            self._open(event.subject)
+            self.changed("started")
+            self._admit()
+            self._mark_idle(event.subject)
+            return
+        engine = self.engines.get(event.subject)
+        if engine is None or self._idle_marks.get(event.subject) != event.number:
+            return
+        self._stop_if_idle(engine)
+
+    def on_look(self) -> None:
+        """Start one more where held KV exceeds the share that triggers it."""
+        rules = self._rules.elasticity
+        if rules is None or rules.trigger_utilisation is None or self._starting:
+            return
+        for engine in self.engines.values():
+            self.reach(engine)
+        capacity = sum(engine.capacity_tokens for engine in self.engines.values())
+        held = sum(engine.held_tokens for engine in self.engines.values())
+        if held > rules.trigger_utilisation * capacity:
+            self._start_more(1, "utilisation")
+
+    def on_released(self, engine: Engine) -> None:
+        """Begin to count the time that an instance is empty."""
+        if engine.number in self.engines:
+            self._mark_idle(engine.number)
+
+    def _fits(self, engine: Engine, residence: Residence) -> bool:
+        if self._rules.admission == "peak":
+            others = [*engine.running.values(), *engine.idle.values()]
+            peaks = sum(other.session.peak_tokens for other in others if other is not residence)
+            return peaks + residence.session.peak_tokens <= engine.capacity_tokens
+        headroom = int(HEADROOM * engine.capacity_tokens) if engine.running else 1
+
+        def lacks() -> bool:
+            missing = residence.context_tokens - (residence.held(0) if engine is home else 0)
+            return missing + headroom > engine.shards[0].room(engine.step)
+
+        home = self._homes.get(residence.number)
+        while lacks():
+            if not self.evict_idle(engine, sparing=residence.number):
+                return False
+        return True
+
+    def _on(self, engine: Engine, residence: Residence) -> tuple[Engine, Mapping[Shard, int], Shard]:
+        [shard] = engine.shards
+        return engine, {shard: residence.context_tokens - residence.held(0)}, shard
+
+    def _move(self, engine: Engine, residence: Residence) -> bool:
+        """Move a running session to another instance with room."""
+        for other in list(self.engines.values()):
+            if other is engine:
+                continue
+            self.reach(other)
+            needed = residence.held(engine.step) + int(HEADROOM * other.capacity_tokens)
+            if other.shards[0].room(other.step) >= needed:
+                engine.put_aside(residence)
+                other.join(residence, {other.shards[0]: residence.context_tokens}, other.shards[0])
+                self._homes[residence.number] = other
+                self.world.num_moved += 1
+                self.replan(other)
+                return True
+        return False
+
+    def _start_more(self, count: int, reason: str) -> None:
+        rules = self._rules.elasticity
+        if rules is None:
+            return
+        present = len(self.engines) + len(self._starting)
+        for _ in range(min(count, rules.maximum_instances - present)):
+            number = self._next_number()
+            self._starting.add(number)
+            if rules.bills_startup:
+                self._bill(number)
+            self.changed(reason)
+            self.world.queue.add(Event(self.now_s + rules.startup_s, EventKind.CAPACITY, number))
+
+    def _next_number(self) -> int:
+        self._num_engines += 1
+        return self._num_engines
+
+    def _bill(self, number: int) -> None:
+        num_gpus = self._kind.num_ranks * self._kind.gpus_per_rank
+        self._bills[number] = self.world.billing.begin(self._kind.hardware, num_gpus, self.now_s)
+
+    def _open(self, number: int) -> None:
+        engine = Engine(number, self._kind.steps, self.world.meter)
+        engine.clock_s = self.now_s
+        capacity = self._kind.capacity_tokens
+        engine.shards.append(Shard(number, capacity, capacity, ways=self._kind.num_ranks))
+        self.engines[number] = engine
+
+    def _mark_idle(self, number: int) -> None:
+        rules = self._rules.elasticity
+        engine = self.engines[number]
+        if rules is None or engine.running or engine.idle:
+            return
+        mark = self._idle_marks[number] = self._idle_marks.get(number, 0) + 1
+        at_s = max(self.now_s, engine.clock_s) + rules.scale_in_idle_s
+        self.world.queue.add(Event(at_s, EventKind.CAPACITY, number, mark))
+
+    def _stop_if_idle(self, engine: Engine) -> None:
+        rules = self._rules.elasticity
+        if rules is None or engine.running or engine.idle:
+            return
+        if len(self.engines) <= rules.minimum_instances:
+            return
+        self.world.billing.end(self._bills.pop(engine.number), self.now_s)
+        del self.engines[engine.number]
+        self.changed("idle")

@@ -1,0 +1,410 @@
+"""One strategy on one workload: builds the cluster, lets virtual time pass, and sums up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster, PoolKind
+from kernelflume.scaler.sim.cluster import World
+from kernelflume.scaler.sim.config import Fixed, Instances, KernelFlume
+from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
+from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
+from kernelflume.scaler.sim.kernels import Kernels
+from kernelflume.scaler.sim.profiles import load_hardware, load_model
+from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
+from kernelflume.scaler.sim.workload import build_demand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kernelflume.scaler.sim.cluster import Cluster
+    from kernelflume.scaler.sim.config import SimulationConfig, Strategy
+    from kernelflume.scaler.sim.measures import Timeline
+    from kernelflume.scaler.sim.profiles import Hardware
+    from kernelflume.scaler.sim.sessions import Session
+    from kernelflume.scaler.sim.shards import Residence
+    from kernelflume.scaler.sim.step_model import StepModel
+
+_WEIGHT_EXCHANGE_S = 7e-6
+"""What an exchange costs the weight node where it does not wait, measured on two H200 (docs/gpu.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a strategy comes to."""
+
+    strategy: str
+    layout: str
+    """For people: ranks, nodes."""
+    output_tokens: int
+    refused_tokens: int
+    num_steps: int
+    duration_s: float
+    step_mean_s: float
+    step_p50_s: float
+    step_p99_s: float
+    step_attainment: float
+    """Share of decode steps within the objective: the paper's figure."""
+    turn_p50_s: float
+    turn_p99_s: float
+    """Seconds a token of whole turns, waiting included."""
+    turn_attainment: float
+    """Share of tokens whose turn was within the objective, waiting included; refused ones count as not."""
+    num_waits: int
+    num_put_aside: int
+    num_moved: int
+    num_changes: int
+    most_gpus: int
+    gpu_hours: dict[str, float]
+    cost_usd: float
+    usd_per_million_tokens: float
+    timeline: Timeline
+
+
+class Simulator:
+    """Runs the strategies of a configuration on the same sessions."""
+
+    def __init__(self, config: SimulationConfig, folder: Path) -> None:
+        """Read profiles, tables and traces.
+
+        Args:
+            config: what to do.
+            folder: that its paths are relative to.
+
+        Raises:
+            ConfigurationError: something cannot be read, or does not fit the hardware.
+        """
+        self.config = config
+        self._folder = folder
+        self._tables = folder / config.kernel_tables if config.kernel_tables is not None else None
+        self.model = load_model(config.model, folder)
+        self.hardware = load_hardware(config.hardware, folder)
+        self.demand = build_demand(config.workload, folder=folder, seed=config.seed)
+        self.kernels = self._kernels(self.hardware)
+        self._rank = WeightRank(
+            self.model,
+            self.kernels,
+            tensor_parallel=config.tensor_parallel,
+            overhead_s=config.step_overhead_s,
+        )
+        weights = self.model.weight_bytes(config.weight_dtype_bytes) / config.tensor_parallel
+        if weights + config.reserve_gb * 1e9 > self.hardware.memory_bytes:
+            raise ConfigurationError(
+                f"{self.model.name} takes {weights / 1e9:.1f} GB of each {self.hardware.name}: "
+                "more than there is; raise tensor_parallel"
+            )
+        self.rank_capacity_tokens = self._tokens(
+            config.tensor_parallel * (self.hardware.memory_bytes - weights - config.reserve_gb * 1e9)
+        )
+        self._rows = self.demand.concurrency or 32
+
+    def run(self, strategy: Strategy, progress: Callable[[float], None] | None = None) -> Result:
+        """Run one strategy.
+
+        Args:
+            strategy: of the configuration.
+            progress: told the share that is done, from time to time.
+        """
+        match strategy:
+            case Fixed():
+                return self._fixed(strategy, progress)
+            case Instances():
+                kind = self._instance_kind(strategy.ranks_per_instance)
+                rules = InstanceRules(
+                    admission=strategy.admission,
+                    placement=strategy.placement,
+                    migrates=strategy.migrates,
+                    elasticity=strategy,
+                    num_instances=strategy.minimum_instances,
+                )
+                looks_s = 1.0 if strategy.trigger_utilisation is not None else None
+                layout = f"instances of CP {strategy.ranks_per_instance}"
+                return self._run(
+                    strategy.name,
+                    layout,
+                    lambda world, over: InstanceCluster(world, over, kind, rules),
+                    looks_s,
+                    progress,
+                )
+            case KernelFlume():
+                pool = self.pool_kind(strategy)
+                return self._run(
+                    strategy.name,
+                    f"1 W ({self.config.hardware}) + A ({pool.attention_hardware})",
+                    lambda world, over: AttentionPoolCluster(world, over, pool),
+                    strategy.look_s,
+                    progress,
+                )
+
+    def pool_kind(self, strategy: KernelFlume) -> PoolKind:
+        """Return what a KernelFlume strategy's nodes are."""
+        config = self.config
+        name = strategy.attention_hardware or config.hardware
+        hardware = load_hardware(name, self._folder)
+        kernels = self.kernels if name == config.hardware else self._kernels(hardware)
+        steps = DisaggregatedSteps(
+            self._rank,
+            kernels,
+            attention_gpus=strategy.attention_gpus,
+            exchange=Exchange(
+                latency_s=strategy.exchange_latency_s,
+                bytes_per_s=config.tensor_parallel
+                * min(self.hardware.link_bytes_per_s(config.link), hardware.link_bytes_per_s(config.link)),
+                query_first=strategy.query_first,
+                weight_exchange_s=_WEIGHT_EXCHANGE_S,
+            ),
+            microbatches=strategy.microbatches,
+        )
+        policy = strategy.policy
+        if policy.tpot_slo_s is None:
+            policy = policy.model_copy(update={"tpot_slo_s": config.tpot_slo_s})
+        return PoolKind(
+            weight_hardware=config.hardware,
+            weight_gpus=config.tensor_parallel,
+            attention_hardware=name,
+            attention_gpus=strategy.attention_gpus,
+            node_capacity_tokens=self._tokens(
+                strategy.attention_gpus * (hardware.memory_bytes - config.reserve_gb * 1e9)
+            ),
+            token_bytes=self.model.token_bytes,
+            steps=steps,
+            profile=steps.profile(rows=self._rows, prewarm_s=strategy.prewarm_s),
+            policy=policy,
+            prewarm_s=strategy.prewarm_s,
+            look_s=strategy.look_s,
+            spread_tokens=strategy.spread_tokens,
+        )
+
+    def kv_demand(self) -> tuple[float, int]:
+        """Return the mean and the most tokens held on a pool without bounds, whose ranks are always full.
+
+        A pool of full ranks attends at the pace of one of them.
+        """
+        steps = self._instance_kind(1).steps
+        unbounded = _FullRanks(steps, self.rank_capacity_tokens)
+        capacity = max(1, sum(session.peak_tokens for session in self.demand.sessions))
+        kind = InstanceKind(
+            hardware=self.config.hardware,
+            num_ranks=1,
+            gpus_per_rank=0,
+            rank_capacity_tokens=2 * capacity,
+            steps=unbounded,
+        )
+        rules = InstanceRules(
+            admission="current", placement="emptiest", migrates=False, elasticity=None, num_instances=1
+        )
+        timeline = self._run(
+            "demand", "", lambda world, over: InstanceCluster(world, over, kind, rules), None, None
+        ).timeline
+        return timeline.mean_held_tokens, max(sample.held_tokens for sample in timeline.samples)
+
+    def _fixed(self, strategy: Fixed, progress: Callable[[float], None] | None) -> Result:
+        """Run every DP x CP of the ranks and return the best: most tokens in time, then the cheapest."""
+        num_ranks = strategy.num_ranks
+        if num_ranks is None:
+            mean, most = self.kv_demand()
+            wanted = mean if strategy.size_for == "average" else most
+            num_ranks = max(1, math.ceil(wanted / self.rank_capacity_tokens))
+        layouts = [ways for ways in range(1, num_ranks + 1) if num_ranks % ways == 0]
+        results = []
+        for index, ways in enumerate(layouts):
+            kind = self._instance_kind(ways)
+            rules = InstanceRules(
+                admission=strategy.admission,
+                placement="emptiest",
+                migrates=strategy.migrates,
+                elasticity=None,
+                num_instances=num_ranks // ways,
+            )
+
+            def told(share: float, index: int = index) -> None:
+                if progress is not None:
+                    progress((index + share) / len(layouts))
+
+            def build(
+                world: World,
+                over: Callable[[Residence, float], bool],
+                kind: InstanceKind = kind,
+                rules: InstanceRules = rules,
+            ) -> Cluster:
+                return InstanceCluster(world, over, kind, rules)
+
+            layout = f"DP {num_ranks // ways} x CP {ways}"
+            results.append(self._run(strategy.name, layout, build, None, told))
+        return min(
+            results,
+            key=lambda result: (
+                result.refused_tokens,
+                -round(result.turn_attainment, 4),
+                result.usd_per_million_tokens,
+            ),
+        )
+
+    def _run(
+        self,
+        name: str,
+        layout: str,
+        build: Callable[[World, Callable[[Residence, float], bool]], Cluster],
+        look_s: float | None,
+        progress: Callable[[float], None] | None,
+    ) -> Result:
+        workload = self.config.workload
+        world = World(
+            queue=EventQueue(),
+            slo_s=self.config.tpot_slo_s,
+            keeps_kv=workload.keep_between_turns,
+            prefill_tokens_per_s=workload.prefill_tokens_per_s,
+        )
+        course = _Course(self, world, build)
+        end_s = course.run(look_s, progress)
+        world.billing.end_all(end_s)
+        return self._result(name, layout, world, end_s)
+
+    def _result(self, name: str, layout: str, world: World, end_s: float) -> Result:
+        meter, turns = world.meter, world.turns
+        gpu_hours = world.billing.gpu_hours()
+        prices = self.config.prices
+        cost = sum(hours * prices[hardware].usd_per_gpu_hour for hardware, hours in gpu_hours.items())
+        asked = turns.total + world.refused_tokens
+        return Result(
+            strategy=name,
+            layout=layout,
+            output_tokens=meter.num_tokens,
+            refused_tokens=world.refused_tokens,
+            num_steps=meter.num_steps,
+            duration_s=end_s,
+            step_mean_s=meter.steps.mean_s,
+            step_p50_s=meter.steps.quantile(0.5),
+            step_p99_s=meter.steps.quantile(0.99),
+            step_attainment=meter.num_within / meter.num_steps if meter.num_steps else 1.0,
+            turn_p50_s=turns.quantile(0.5),
+            turn_p99_s=turns.quantile(0.99),
+            turn_attainment=world.num_tokens_within / asked if asked else 1.0,
+            num_waits=world.num_waits,
+            num_put_aside=world.num_put_aside,
+            num_moved=world.num_moved,
+            num_changes=world.timeline.num_changes,
+            most_gpus=world.billing.most_gpus,
+            gpu_hours=gpu_hours,
+            cost_usd=cost,
+            usd_per_million_tokens=cost / meter.num_tokens * 1e6 if meter.num_tokens else 0.0,
+            timeline=world.timeline,
+        )
+
+    def _kernels(self, hardware: Hardware) -> Kernels:
+        return Kernels(hardware, tables=self._tables, weight_dtype_bytes=self.config.weight_dtype_bytes)
+
+    def _instance_kind(self, num_ranks: int) -> InstanceKind:
+        return InstanceKind(
+            hardware=self.config.hardware,
+            num_ranks=num_ranks,
+            gpus_per_rank=self.config.tensor_parallel,
+            rank_capacity_tokens=self.rank_capacity_tokens,
+            steps=InstanceSteps(self._rank, num_ranks=num_ranks, link=self.config.link),
+        )
+
+    def _tokens(self, num_bytes: float) -> int:
+        return int(num_bytes / self.model.token_bytes)
+
+
+class _FullRanks:
+    """Steps of a pool that is as large as need be: none of its ranks reads more than it can hold."""
+
+    def __init__(self, steps: StepModel, most_tokens: int) -> None:
+        self._steps = steps
+        self._most_tokens = most_tokens
+
+    def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:
+        """Return T_step."""
+        return self._steps.step_s(rows, min(most_read_tokens, self._most_tokens), num_shards)
+
+
+class _Course:
+    """The course of one simulation: sessions begin, turns follow each other, looks are taken."""
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        world: World,
+        build: Callable[[World, Callable[[Residence, float], bool]], Cluster],
+    ) -> None:
+        self._demand = simulator.demand
+        self._workload = simulator.config.workload
+        self._world = world
+        self._cluster = build(world, self._turn_over)
+        self._next = 0
+        """The first session that has not begun, where arrivals are closed."""
+        self._num_over = 0
+        self._end_s = 0.0
+
+    def run(self, look_s: float | None, progress: Callable[[float], None] | None) -> float:
+        """Run to the end of the last session, or of the least duration; return when that was."""
+        world, cluster = self._world, self._cluster
+        cluster.start()
+        self._begin()
+        if look_s is not None:
+            world.queue.add(Event(look_s, EventKind.LOOK, 0))
+        num_sessions = len(self._demand.sessions)
+        least_s = self._workload.least_duration_s
+        told = 0
+        while self._num_over < num_sessions or (look_s is not None and world.queue.now_s < least_s):
+            event = world.queue.pop()
+            if event is None:
+                raise ConfigurationError(
+                    f"{num_sessions - self._num_over} sessions can never run: no event is due any more"
+                )
+            self._handle(event, look_s)
+            if progress is not None and self._num_over > told:
+                told = self._num_over
+                progress(told / num_sessions)
+        return max(self._end_s, least_s)
+
+    def _begin(self) -> None:
+        concurrency = self._demand.concurrency
+        if concurrency is None:
+            for session in self._demand.sessions:
+                self._ask(session, 0, session.start_s)
+            return
+        for session in self._demand.sessions[:concurrency]:
+            self._ask(session, 0, 0.0)
+        self._next = concurrency
+
+    def _handle(self, event: Event, look_s: float | None) -> None:
+        match event.kind:
+            case EventKind.ENGINE:
+                self._cluster.on_engine(event)
+            case EventKind.CAPACITY:
+                self._cluster.on_capacity(event)
+            case EventKind.ARRIVAL if event.number < 0:
+                self._cluster.on_return(event)
+            case EventKind.ARRIVAL:
+                session = self._demand.sessions[event.subject]
+                self._cluster.ask(session, event.number, event.time_s)
+            case EventKind.LOOK:
+                self._cluster.on_look()
+                self._world.queue.add(Event(event.time_s + (look_s or 1.0), EventKind.LOOK, 0))
+
+    def _ask(self, session: Session, turn_index: int, at_s: float) -> None:
+        """Let a turn ask once its prompt is prefilled."""
+        rate = self._world.prefill_tokens_per_s
+        if rate:
+            at_s += self._cluster.missing_tokens(session, turn_index) / rate
+        self._world.queue.add(Event(at_s, EventKind.ARRIVAL, session.number, turn_index))
+
+    def _turn_over(self, residence: Residence, at_s: float) -> bool:
+        """Let the next turn ask, or the next session begin; return whether this session goes on."""
+        session, following = residence.session, residence.turn_index + 1
+        if following < len(session.turns):
+            think_s = session.turns[following].think_s if self._workload.think else 0.0
+            self._ask(session, following, at_s + think_s)
+            return True
+        self._num_over += 1
+        self._end_s = max(self._end_s, at_s)
+        if self._demand.concurrency is not None and self._next < len(self._demand.sessions):
+            self._ask(self._demand.sessions[self._next], 0, at_s)
+            self._next += 1
+        return False

@@ -1,0 +1,58 @@
+"""Runs of one configuration under every combination of some settings. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from kernelflume.core.errors import ConfigurationError
+from kernelflume.scaler.sim.config import config_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kernelflume.scaler.sim.config import SimulationConfig
+
+_MOST_RUNS = 10_000
+
+
+def combinations(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
+    """Yield each combination of the section `sweep`, as its settings and the configuration with them.
+
+    A setting is dotted: ``workload.source.dynamics``; in ``strategies`` a strategy goes by its name.
+
+    Raises:
+        ConfigurationError: there is nothing to sweep, too much, or a combination is no good.
+    """
+    base = config_of(fields)
+    grid = base.sweep
+    if not grid or not all(grid.values()):
+        raise ConfigurationError("sweep: needs settings with at least one value each")
+    num_runs = 1
+    for values in grid.values():
+        num_runs *= len(values)
+    if num_runs > _MOST_RUNS:
+        raise ConfigurationError(f"sweep: {num_runs} combinations are more than {_MOST_RUNS}")
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        changed = deepcopy(dict(fields))
+        changed.pop("sweep")
+        for name, value in chosen.items():
+            _set(changed, name, value)
+        yield chosen, config_of(changed)
+
+
+def _set(fields: dict[str, Any], name: str, value: Any) -> None:
+    where: Any = fields
+    *folders, last = name.split(".")
+    for folder in folders:
+        if isinstance(where, list):
+            where = next((entry for entry in where if entry.get("name") == folder), None)
+        elif isinstance(where, dict):
+            where = where.setdefault(folder, {})
+        if not isinstance(where, dict | list):
+            raise ConfigurationError(f"sweep: there is no {name}")
+    if not isinstance(where, dict):
+        raise ConfigurationError(f"sweep: {name} is no setting")
+    where[last] = value
