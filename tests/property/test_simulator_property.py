@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
 
 from kernelflume.scaler.sim import cluster, measures, simulation
+from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
 from kernelflume.scaler.sim.report import fields_of
@@ -19,8 +20,8 @@ from kernelflume.scaler.sim.report import fields_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kernelflume.scaler.sim.result import Result
     from kernelflume.scaler.sim.sessions import Session
-    from kernelflume.scaler.sim.simulation import Result
 
 NAMES = [str(strategy["name"]) for strategy in STRATEGIES]
 # The model and the GPUs are the same for all examples of a test.
@@ -198,7 +199,7 @@ def test_sessions_that_arrive_together_may_be_asked_for_in_any_order(
                 course._ask(one, 0, 0.0)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(simulation._Course, "_begin", begin)
+            patch.setattr(Course, "_begin", begin)
             return fields_of(run(folder, name, sessions, None, workload=settings_))
 
     assert results(sessions) == results(order)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
 
 from kernelflume.core.errors import ConfigurationError, ConflictError
-from kernelflume.scaler.sim.attention_pool import level_out
 from kernelflume.scaler.sim.config import GeneratorSource, Workload, parse_config
 from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
@@ -22,6 +21,7 @@ from kernelflume.scaler.sim.generator import generate
 from kernelflume.scaler.sim.measures import Histogram, Sample, StepMeter, Timeline
 from kernelflume.scaler.sim.profiles import known, load_hardware, load_model
 from kernelflume.scaler.sim.shards import Residence, Shard
+from kernelflume.scaler.sim.spread import level_out
 from kernelflume.scaler.sim.sweep import combinations
 from kernelflume.scaler.sim.workload import build_demand
 from kernelflume.scaler.sizing import SizingReason
@@ -29,7 +29,7 @@ from kernelflume.scaler.sizing import SizingReason
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kernelflume.scaler.sim.simulation import Result
+    from kernelflume.scaler.sim.result import Result
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from kernelflume.scaler.sim.sweep import combinations
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernelflume.scaler.sim.simulation import Result
+    from kernelflume.scaler.sim.result import Result
 
 _PIPE_COLUMNS = 220
 

@@ -15,10 +15,11 @@ from kernelflume.scaler.sim.cluster import HEADROOM, Cluster
 from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind
 from kernelflume.scaler.sim.shards import Shard
+from kernelflume.scaler.sim.spread import level_out, roomiest
 from kernelflume.scaler.sizing import SizingAction, SizingReason, SizingState, after_change, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from kernelflume.core.profile import PerformanceProfile
     from kernelflume.scaler.scaling_policy import ScalingPolicy
@@ -140,13 +141,13 @@ class AttentionPoolCluster(Cluster):
             if shard.accepts and fits_threshold:
                 return True
             others = [other for other in self._open() if other is not shard]
-            target = _roomiest(others, {other: other.threshold_tokens - other.held(step) for other in others})
+            target = roomiest(others, {other: other.threshold_tokens - other.held(step) for other in others})
             if target is not None:
                 engine.move_tail(residence, target)
                 continue
             if shard.accepts and len(shard.tails) <= shard.room(step):
                 return True
-            target = _roomiest(others, {other: other.room(step) for other in others})
+            target = roomiest(others, {other: other.room(step) for other in others})
             if target is not None:
                 engine.move_tail(residence, target)
                 continue
@@ -306,37 +307,3 @@ class AttentionPoolCluster(Cluster):
         if not operation.drained:
             self._operation = None
             self._state = after_change(self._state, now_s=self.now_s)
-
-
-def level_out(room: Mapping[Shard, int], tokens: int) -> dict[Shard, int]:
-    """Spread tokens so that shards are left as equally free as can be.
-
-    Args:
-        room: tokens that each shard takes; together at least ``tokens``.
-        tokens: to be spread.
-
-    Returns:
-        Tokens for each shard; they add up to ``tokens``.
-    """
-    order = sorted(room, key=lambda shard: (-room[shard], shard.number))
-    added = dict.fromkeys(order, 0)
-    left = tokens
-    for count in range(1, len(order) + 1):
-        # With the first `count` shards in use: what brings them down to the room of the next one.
-        floor = room[order[count]] if count < len(order) else 0
-        takes = sum(room[shard] - floor for shard in order[:count])
-        if takes >= tokens:
-            level, extra = divmod(takes - tokens, count)
-            for index, shard in enumerate(order[:count]):
-                added[shard] = room[shard] - floor - level - (1 if index < extra else 0)
-            left = 0
-            break
-    if left:
-        raise ValueError(f"{tokens} tokens do not fit {dict(room)}")
-    return added
-
-
-def _roomiest(shards: Sequence[Shard], room: Mapping[Shard, int]) -> Shard | None:
-    """Return the shard with the most room for one more tail, or None where none has room for a step."""
-    able = [shard for shard in shards if room[shard] > len(shard.tails)]
-    return max(able, key=lambda shard: (room[shard] / (1 + len(shard.tails)), -shard.number), default=None)

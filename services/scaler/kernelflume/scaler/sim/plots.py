@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from kernelflume.scaler.sim.simulation import Result
+    from kernelflume.scaler.sim.result import Result
 
 
 def is_available() -> bool:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from kernelflume.scaler.sim.simulation import Result, Simulator
+    from kernelflume.scaler.sim.result import Result
+    from kernelflume.scaler.sim.simulation import Simulator
 
 _COLUMNS = (
     "strategy", "layout", "$/Mtok", "cost $", "GPU-hours", "most GPUs", "step p50 ms", "step p99 ms",

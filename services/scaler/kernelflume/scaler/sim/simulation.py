@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster, PoolKind
 from kernelflume.scaler.sim.cluster import World
 from kernelflume.scaler.sim.config import Fixed, Instances, KernelFlume
-from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
+from kernelflume.scaler.sim.course import Course
+from kernelflume.scaler.sim.events import EventQueue
 from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
 from kernelflume.scaler.sim.kernels import Kernels
 from kernelflume.scaler.sim.profiles import load_hardware, load_model
+from kernelflume.scaler.sim.result import summarize
 from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
 from kernelflume.scaler.sim.workload import build_demand
 
@@ -23,46 +24,13 @@ if TYPE_CHECKING:
 
     from kernelflume.scaler.sim.cluster import Cluster
     from kernelflume.scaler.sim.config import SimulationConfig, Strategy
-    from kernelflume.scaler.sim.measures import Timeline
     from kernelflume.scaler.sim.profiles import Hardware
-    from kernelflume.scaler.sim.sessions import Session
+    from kernelflume.scaler.sim.result import Result
     from kernelflume.scaler.sim.shards import Residence
     from kernelflume.scaler.sim.step_model import StepModel
 
 _WEIGHT_EXCHANGE_S = 7e-6
 """What an exchange costs the weight node where it does not wait, measured on two H200 (docs/gpu.md)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a strategy comes to."""
-
-    strategy: str
-    layout: str
-    """For people: ranks, nodes."""
-    output_tokens: int
-    refused_tokens: int
-    num_steps: int
-    duration_s: float
-    step_mean_s: float
-    step_p50_s: float
-    step_p99_s: float
-    step_attainment: float
-    """Share of decode steps within the objective: the paper's figure."""
-    turn_p50_s: float
-    turn_p99_s: float
-    """Seconds a token of whole turns, waiting included."""
-    turn_attainment: float
-    """Share of tokens whose turn was within the objective, waiting included; refused ones count as not."""
-    num_waits: int
-    num_put_aside: int
-    num_moved: int
-    num_changes: int
-    most_gpus: int
-    gpu_hours: dict[str, float]
-    cost_usd: float
-    usd_per_million_tokens: float
-    timeline: Timeline
 
 
 class Simulator:
@@ -259,41 +227,10 @@ class Simulator:
             keeps_kv=workload.keep_between_turns,
             prefill_tokens_per_s=workload.prefill_tokens_per_s,
         )
-        course = _Course(self, world, build)
+        course = Course(self.demand, workload, world, build)
         end_s = course.run(look_s, progress)
         world.billing.end_all(end_s)
-        return self._result(name, layout, world, end_s)
-
-    def _result(self, name: str, layout: str, world: World, end_s: float) -> Result:
-        meter, turns = world.meter, world.turns
-        gpu_hours = world.billing.gpu_hours()
-        prices = self.config.prices
-        cost = sum(hours * prices[hardware].usd_per_gpu_hour for hardware, hours in gpu_hours.items())
-        asked = turns.total + world.refused_tokens
-        return Result(
-            strategy=name,
-            layout=layout,
-            output_tokens=meter.num_tokens,
-            refused_tokens=world.refused_tokens,
-            num_steps=meter.num_steps,
-            duration_s=end_s,
-            step_mean_s=meter.steps.mean_s,
-            step_p50_s=meter.steps.quantile(0.5),
-            step_p99_s=meter.steps.quantile(0.99),
-            step_attainment=meter.num_within / meter.num_steps if meter.num_steps else 1.0,
-            turn_p50_s=turns.quantile(0.5),
-            turn_p99_s=turns.quantile(0.99),
-            turn_attainment=world.num_tokens_within / asked if asked else 1.0,
-            num_waits=world.num_waits,
-            num_put_aside=world.num_put_aside,
-            num_moved=world.num_moved,
-            num_changes=world.timeline.num_changes,
-            most_gpus=world.billing.most_gpus,
-            gpu_hours=gpu_hours,
-            cost_usd=cost,
-            usd_per_million_tokens=cost / meter.num_tokens * 1e6 if meter.num_tokens else 0.0,
-            timeline=world.timeline,
-        )
+        return summarize(name, layout, world, end_s=end_s, prices=self.config.prices)
 
     def _kernels(self, hardware: Hardware) -> Kernels:
         return Kernels(hardware, tables=self._tables, weight_dtype_bytes=self.config.weight_dtype_bytes)
@@ -321,90 +258,3 @@ class _FullRanks:
     def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:
         """Return T_step."""
         return self._steps.step_s(rows, min(most_read_tokens, self._most_tokens), num_shards)
-
-
-class _Course:
-    """The course of one simulation: sessions begin, turns follow each other, looks are taken."""
-
-    def __init__(
-        self,
-        simulator: Simulator,
-        world: World,
-        build: Callable[[World, Callable[[Residence, float], bool]], Cluster],
-    ) -> None:
-        self._demand = simulator.demand
-        self._workload = simulator.config.workload
-        self._world = world
-        self._cluster = build(world, self._turn_over)
-        self._next = 0
-        """The first session that has not begun, where arrivals are closed."""
-        self._num_over = 0
-        self._end_s = 0.0
-
-    def run(self, look_s: float | None, progress: Callable[[float], None] | None) -> float:
-        """Run to the end of the last session, or of the least duration; return when that was."""
-        world, cluster = self._world, self._cluster
-        cluster.start()
-        self._begin()
-        if look_s is not None:
-            world.queue.add(Event(look_s, EventKind.LOOK, 0))
-        num_sessions = len(self._demand.sessions)
-        least_s = self._workload.least_duration_s
-        told = 0
-        while self._num_over < num_sessions or (look_s is not None and world.queue.now_s < least_s):
-            event = world.queue.pop()
-            if event is None:
-                raise ConfigurationError(
-                    f"{num_sessions - self._num_over} sessions can never run: no event is due any more"
-                )
-            self._handle(event, look_s)
-            if progress is not None and self._num_over > told:
-                told = self._num_over
-                progress(told / num_sessions)
-        return max(self._end_s, least_s)
-
-    def _begin(self) -> None:
-        concurrency = self._demand.concurrency
-        if concurrency is None:
-            for session in self._demand.sessions:
-                self._ask(session, 0, session.start_s)
-            return
-        for session in self._demand.sessions[:concurrency]:
-            self._ask(session, 0, 0.0)
-        self._next = concurrency
-
-    def _handle(self, event: Event, look_s: float | None) -> None:
-        match event.kind:
-            case EventKind.ENGINE:
-                self._cluster.on_engine(event)
-            case EventKind.CAPACITY:
-                self._cluster.on_capacity(event)
-            case EventKind.ARRIVAL if event.number < 0:
-                self._cluster.on_return(event)
-            case EventKind.ARRIVAL:
-                session = self._demand.sessions[event.subject]
-                self._cluster.ask(session, event.number, event.time_s)
-            case EventKind.LOOK:
-                self._cluster.on_look()
-                self._world.queue.add(Event(event.time_s + (look_s or 1.0), EventKind.LOOK, 0))
-
-    def _ask(self, session: Session, turn_index: int, at_s: float) -> None:
-        """Let a turn ask once its prompt is prefilled."""
-        rate = self._world.prefill_tokens_per_s
-        if rate:
-            at_s += self._cluster.missing_tokens(session, turn_index) / rate
-        self._world.queue.add(Event(at_s, EventKind.ARRIVAL, session.number, turn_index))
-
-    def _turn_over(self, residence: Residence, at_s: float) -> bool:
-        """Let the next turn ask, or the next session begin; return whether this session goes on."""
-        session, following = residence.session, residence.turn_index + 1
-        if following < len(session.turns):
-            think_s = session.turns[following].think_s if self._workload.think else 0.0
-            self._ask(session, following, at_s + think_s)
-            return True
-        self._num_over += 1
-        self._end_s = max(self._end_s, at_s)
-        if self._demand.concurrency is not None and self._next < len(self._demand.sessions):
-            self._ask(self._demand.sessions[self._next], 0, at_s)
-            self._next += 1
-        return False
