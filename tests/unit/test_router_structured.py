@@ -111,3 +111,15 @@ def test_any_schema_is_taken_or_refused(value: Any) -> None:
 def test_any_text_is_a_grammar_or_refused(text: str, kind: GrammarKind) -> None:
     with contextlib.suppress(InvalidRequestError):
         assert Grammar(kind, text).text == text
+
+
+@pytest.mark.parametrize("regex", ["(?=a)b", "a(?!b)", "(?<=a)b", r"\\(?<!a)b", "[(](?=a)"])
+def test_an_expression_that_looks_around_is_refused(regex: str) -> None:
+    for fields in ({"guided_regex": regex}, {"structured_outputs": {"regex": regex}}):
+        with pytest.raises(InvalidRequestError, match="looks ahead or behind"):
+            sampling(**fields)
+
+
+@pytest.mark.parametrize("regex", ["(?:a)=", "(?P<n>a)", r"\(?=", "[(?=]", r"[\](?=]", "a?=", "(?<n>a)!"])
+def test_an_expression_that_only_resembles_looking_around_is_taken(regex: str) -> None:
+    assert sampling(guided_regex=regex).grammar == Grammar(GrammarKind.REGEX, regex)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -14,6 +15,10 @@ from kernelflume.router.json_schema import check_schema
 
 if TYPE_CHECKING:
     from kernelflume.router.schemas import GenerationBody
+
+
+_LOOKING = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]", re.DOTALL)
+"""What is escaped, a class of characters, or the beginning of a lookahead or lookbehind."""
 
 
 class _Part(BaseModel):
@@ -71,12 +76,20 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
         try:
             # A string is a text already: of a schema, of rules, of an expression.
             grammar = Grammar(kind, value if isinstance(value, str) else json.dumps(value))
+            if kind is GrammarKind.REGEX:
+                _check_regex(grammar.text)
             if kind is GrammarKind.JSON_SCHEMA:
                 check_schema(json.loads(grammar.text))
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), parameter=name.split(".")[0]) from None
         return grammar
     return None
+
+
+def _check_regex(regex: str) -> None:
+    """Refuse what the grammar's compiler would leave out without a word."""
+    if any(found[0].startswith("(") for found in _LOOKING.finditer(regex)):
+        raise InvalidRequestError("the regex looks ahead or behind, which cannot be followed")
 
 
 def grammar_field(body: GenerationBody) -> str | None:
