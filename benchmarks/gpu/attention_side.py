@@ -19,6 +19,7 @@ from kernelflume.core.errors import UnavailableError
 from kernelflume.core.regions import LanePath
 from kernelflume.cuda.exchange import ExchangeKernels
 from kernelflume.cuda.status import StatusWord
+from kernelflume.tensor.capture import captured
 from kernelflume.tensor.device import architecture
 from kernelflume.transport.base import Write
 from kernelflume.transport.lanes import LaneLayout
@@ -187,7 +188,7 @@ class AttentionSide:
                 decode.plan(self._table(index))
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
+                with captured(graph, pool=None, stream=stream):
                     for layer in range(self.workload.num_layers):
                         decode.run(layer, lane.queries[:rows], lane.out[:rows], lane.lse[:rows])
                 times = []
