@@ -185,7 +185,7 @@ async def test_a_person_may_drain_what_the_policy_drains(valkey_url: str) -> Non
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await started(rig)
         await rig.scale("mine", 2)
-        await rig.outside.put_routes("w-1#x", {1: route_on("a-2", "a-1")})
+        await rig.outside.put_routes(rig.weights[0].name, {1: route_on("a-2", "a-1")})
         rig.weights[0].extra = {"num_requests_running": 1}
         rig.controller.resume()
         await eventually(newest_is(rig, Phase.DRAINING))
@@ -194,7 +194,7 @@ async def test_a_person_may_drain_what_the_policy_drains(valkey_url: str) -> Non
         options: dict[str, Any] = {"deadline_s": 0.0, "deadline_covers_drain": False}
         await rig.controller.drain("d", own.node_ids, **options)
         assert rig.book.get(own.operation_id).result is Result.CANCELLED
-        await rig.outside.put_routes("w-1#x", {}, ended=[1])
+        await rig.outside.put_routes(rig.weights[0].name, {}, ended=[1])
         assert (await rig.end("d")).result is Result.SUCCEEDED
 
 
