@@ -1,8 +1,9 @@
 """The notices that weight and attention nodes exchange; every one fits a single message.
 
-A weight node sends WARM, QUERY, APPEND, FREE, STEP and RETRACT; an attention node answers WARMED, PARTIAL,
-APPENDED, FREED and STEPPED. Tensors travel by the write that a notice rides on; those of a STEP by kernels,
-or by writes with LANE_QUERY, LANE_APPEND and LANE_PARTIAL on the host path.
+A weight node sends WARM, QUERY, APPEND, FREE, FIND, SHARE, PUBLISH, STEP and RETRACT; an attention node
+answers WARMED, PARTIAL, APPENDED, FREED, FOUND, SHARED, PUBLISHED and STEPPED. Tensors travel by the write that
+a notice rides on; those of a STEP by kernels, or by writes with LANE_QUERY, LANE_APPEND and LANE_PARTIAL on the
+host path.
 Version: ``core.handshake.PROTOCOL_VERSION``.
 
 Order is never assumed. A QUERY names the append counter that must have been filed before it is computed; a
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kernelflume.core.blocks import KEY_BYTES
 from kernelflume.core.errors import HandshakeError
 
 if TYPE_CHECKING:
@@ -35,12 +37,18 @@ class Kind(IntEnum):
     RETRACT = 6
     LANE_QUERY = 7
     LANE_APPEND = 8
+    FIND = 9
+    SHARE = 10
+    PUBLISH = 11
     WARMED = 17
     PARTIAL = 18
     APPENDED = 19
     FREED = 20
     STEPPED = 21
     LANE_PARTIAL = 22
+    FOUND = 23
+    SHARED = 24
+    PUBLISHED = 25
 
 
 class RowStatus(IntEnum):
@@ -57,6 +65,12 @@ PLAN_DTYPE = np.dtype([("sequence", "<u8"), ("num_rows", "<u4"), ("num_held", "<
 APPEND_DTYPE = np.dtype([("sequence", "<u8"), ("num_rows", "<u4"), ("start", "<u4")])
 """One sequence of an append: consecutive rows, stored as token positions from ``start`` on."""
 
+BLOCK_DTYPE = np.dtype([("key", f"V{KEY_BYTES}"), ("start", "<u4"), ("num_tokens", "<u4")])
+"""A block of a sequence's context: its key (``core.blocks``), its first position, and its number of tokens."""
+
+MAX_BLOCKS = 512
+"""Most blocks that one notice names, to bound it."""
+
 _QUERY = struct.Struct("<BBHIIHH")
 _APPEND = struct.Struct("<BBBxIHH")
 _PARTIAL = struct.Struct("<BBHIBxHI")
@@ -66,6 +80,10 @@ _STEP = struct.Struct("<BBHII")
 _STEP_LANE = struct.Struct("<HH")
 _STEPPED = struct.Struct("<BBHII")
 _LANE_DATA = struct.Struct("<BBHI")
+_FIND = struct.Struct("<BxHI")
+_SHARE = struct.Struct("<BxHxxxxQ")
+_PUBLISH = struct.Struct("<BxHIQ")
+_SHARED = struct.Struct("<BxHIQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +253,135 @@ class Warm:
         return cls(kind == Kind.WARMED, num_free_pages)
 
 
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Which of these blocks are here? Nothing is kept for the one who asks; the answer is FOUND."""
+
+    number: int
+    """Names the question on this link."""
+    keys: np.ndarray
+    """[num_blocks] of the dtype of BLOCK_DTYPE's ``key``, at most MAX_BLOCKS."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _FIND.pack(Kind.FIND, len(self.keys), self.number) + self.keys.tobytes()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Find:
+        """Read the notice."""
+        _, count, number = _FIND.unpack_from(payload)
+        return cls(number, np.frombuffer(payload, BLOCK_DTYPE["key"], count, _FIND.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """For each block of a FIND, whether it is here now; it may be dropped until it is shared."""
+
+    number: int
+    is_here: np.ndarray
+    """[num_blocks] bool."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        head = _FIND.pack(Kind.FOUND, len(self.is_here), self.number)
+        return head + np.packbits(self.is_here).tobytes()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Found:
+        """Read the notice."""
+        _, count, number = _FIND.unpack_from(payload)
+        bits = np.frombuffer(payload, np.uint8, -(-count // 8), _FIND.size)
+        return cls(number, np.unpackbits(bits, count=count).astype(bool))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Let a sequence hold these blocks, as if it had appended them; the answer is SHARED.
+
+    A sequence may be given more by a further one, once the first was answered. Blocks go up in position.
+    """
+
+    sequence: int
+    blocks: np.ndarray
+    """[num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS; only the last of a context may be less than full."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _SHARE.pack(Kind.SHARE, len(self.blocks), self.sequence) + self.blocks.tobytes()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Share:
+        """Read the notice."""
+        _, count, sequence = _SHARE.unpack_from(payload)
+        return cls(sequence, np.frombuffer(payload, BLOCK_DTYPE, count, _SHARE.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """How many of a SHARE's blocks, from its first on, the sequence now holds: fewer where one was gone."""
+
+    sequence: int
+    num_blocks: int
+    num_free_pages: int
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _SHARED.pack(Kind.SHARED, self.num_blocks, self.num_free_pages, self.sequence)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Shared:
+        """Read the notice."""
+        _, num_blocks, num_free_pages, sequence = _SHARED.unpack_from(payload)
+        return cls(sequence, num_blocks, num_free_pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Name blocks that a sequence holds here, so that others find them; the answer is PUBLISHED.
+
+    A block whose name stands for another page already stays unnamed, and one that the sequence does not hold
+    (any more) is passed over: names are a help, and no promise. Named blocks stay, while there is room, when
+    their sequences have ended.
+    """
+
+    sequence: int
+    appends: int
+    """Appends of this weight node's first lane that must have been filed before."""
+    blocks: np.ndarray
+    """[num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS."""
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        head = _PUBLISH.pack(Kind.PUBLISH, len(self.blocks), self.appends, self.sequence)
+        return head + self.blocks.tobytes()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Publish:
+        """Read the notice."""
+        _, count, appends, sequence = _PUBLISH.unpack_from(payload)
+        return cls(sequence, appends, np.frombuffer(payload, BLOCK_DTYPE, count, _PUBLISH.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The blocks of a PUBLISH are named, as far as that was possible."""
+
+    sequence: int
+    num_blocks: int
+    """Of the PUBLISH, all of them: which one is answered."""
+    num_free_pages: int
+
+    def encode(self) -> bytes:
+        """Return the notice."""
+        return _SHARED.pack(Kind.PUBLISHED, self.num_blocks, self.num_free_pages, self.sequence)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Published:
+        """Read the notice."""
+        _, num_blocks, num_free_pages, sequence = _SHARED.unpack_from(payload)
+        return cls(sequence, num_blocks, num_free_pages)
+
+
 class LaneStep(NamedTuple):
     """A node's share of one lane in one step; every sequence has one row."""
 
@@ -350,7 +497,25 @@ def is_lane_data(payload: bytes) -> bool:
 
 _LANE_DATA_FOR_ATTENTION = (bytes([Kind.LANE_QUERY]), bytes([Kind.LANE_APPEND]))
 
-WireNotice = LaneData | Query | Append | Partial | Appended | Free | Freed | Warm | Step | Stepped | Retract
+WireNotice = (
+    LaneData
+    | Query
+    | Append
+    | Partial
+    | Appended
+    | Free
+    | Freed
+    | Find
+    | Found
+    | Share
+    | Shared
+    | Publish
+    | Published
+    | Warm
+    | Step
+    | Stepped
+    | Retract
+)
 
 _DECODERS: dict[Kind, Callable[[bytes], WireNotice]] = {
     Kind.WARM: Warm.decode,
@@ -359,6 +524,9 @@ _DECODERS: dict[Kind, Callable[[bytes], WireNotice]] = {
     Kind.FREE: Free.decode,
     Kind.STEP: Step.decode,
     Kind.RETRACT: Retract.decode,
+    Kind.FIND: Find.decode,
+    Kind.SHARE: Share.decode,
+    Kind.PUBLISH: Publish.decode,
     Kind.LANE_QUERY: LaneData.decode,
     Kind.LANE_APPEND: LaneData.decode,
     Kind.LANE_PARTIAL: LaneData.decode,
@@ -367,6 +535,9 @@ _DECODERS: dict[Kind, Callable[[bytes], WireNotice]] = {
     Kind.APPENDED: Appended.decode,
     Kind.FREED: Freed.decode,
     Kind.STEPPED: Stepped.decode,
+    Kind.FOUND: Found.decode,
+    Kind.SHARED: Shared.decode,
+    Kind.PUBLISHED: Published.decode,
 }
 
 
