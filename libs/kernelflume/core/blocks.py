@@ -1,8 +1,8 @@
 """Names of blocks of tokens, by which keys and values that were computed once are found again.
 
 A block is as many tokens as a page holds, and begins where the one before ends. Its key is a digest of *all*
-tokens up to its end, so that equal keys mean equal contexts and a key needs no other beside it; and of a salt, so
-that those who must not see each other's blocks never have a key in common.
+tokens up to its end, so that equal keys mean equal contexts and a key needs no other beside it; and of a
+salt, so that those who must not see each other's blocks never have a key in common.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The notices that weight and attention nodes exchange; every one fits a single message.
 
 A weight node sends WARM, QUERY, APPEND, FREE, FIND, SHARE, PUBLISH, STEP and RETRACT; an attention node
-answers WARMED, PARTIAL, APPENDED, FREED, FOUND, SHARED, PUBLISHED and STEPPED. Tensors travel by the write that
-a notice rides on; those of a STEP by kernels, or by writes with LANE_QUERY, LANE_APPEND and LANE_PARTIAL on the
-host path.
+answers WARMED, PARTIAL, APPENDED, FREED, FOUND, SHARED, PUBLISHED and STEPPED. Tensors travel by the write
+that a notice rides on; those of a STEP by kernels, or by writes with LANE_QUERY, LANE_APPEND and LANE_PARTIAL
+on the host path.
 Version: ``core.handshake.PROTOCOL_VERSION``.
 
 Order is never assumed. A QUERY names the append counter that must have been filed before it is computed; a
@@ -66,7 +66,7 @@ APPEND_DTYPE = np.dtype([("sequence", "<u8"), ("num_rows", "<u4"), ("start", "<u
 """One sequence of an append: consecutive rows, stored as token positions from ``start`` on."""
 
 BLOCK_DTYPE = np.dtype([("key", f"V{KEY_BYTES}"), ("start", "<u4"), ("num_tokens", "<u4")])
-"""A block of a sequence's context: its key (``core.blocks``), its first position, and its number of tokens."""
+"""A block of a context: its key (``core.blocks``), its first position, and its number of tokens."""
 
 MAX_BLOCKS = 512
 """Most blocks that one notice names, to bound it."""
