@@ -183,6 +183,7 @@ class LocalWeightNode:
         max_num_seqs: int = 8,
         max_range_tokens: int = 0,
         exchange_timeout_s: float = 10.0,
+        stream_kv_rows: int = 9,
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
     ) -> None:
@@ -205,7 +206,12 @@ class LocalWeightNode:
         )
         self.recorder = Recorder()
         self.connector = Connector(
-            self.transport, self.doorbell, geometry, max_rows=max_rows, device=torch.device("cpu")
+            self.transport,
+            self.doorbell,
+            geometry,
+            max_rows=max_rows,
+            device=torch.device("cpu"),
+            stream_kv_rows=stream_kv_rows,
         )
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(

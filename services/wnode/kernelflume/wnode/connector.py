@@ -39,14 +39,26 @@ class Connector:
         max_rows: int,
         device: torch.device,
         device_ends: Callable[[], LaneEnd] | None = None,
+        stream_kv_rows: int = 0,
     ) -> None:
-        """``device_ends`` makes this side of the lanes that graphs exchange through, where there are any."""
+        """Open nothing yet.
+
+        Args:
+            transport: reaches the nodes.
+            doorbell: wakes them.
+            geometry: shape of keys and values.
+            max_rows: most rows of a step.
+            device: where buffers lie.
+            device_ends: makes this side of the lanes that graphs exchange through, where there are any.
+            stream_kv_rows: fewest rows whose keys and values are sent layer by layer; 0 sends none so.
+        """
         self._transport = transport
         self._doorbell = doorbell
         self._device = device
         self._device_ends = device_ends
         self._layout = LaneLayout(geometry, max_rows)
         self._handshake = Handshake(node_name=transport.name, geometry=geometry, transport=transport.kind)
+        self._stream_kv_rows = stream_kv_rows
         self._opened: dict[str, Link] = {}
 
     def open(self, node_name: str) -> LinkOffer | LinkFailed:
@@ -58,7 +70,15 @@ class Connector:
         except (MemoryError, OSError, KernelFlumeError) as error:
             return LinkFailed(node_name, f"buffers of {self._layout.append_region_bytes} bytes: {error}")
         self._discard(node_name)
-        link = Link(node_name, self._layout, buffers, self._transport, self._doorbell, device=device_end)
+        link = Link(
+            node_name,
+            self._layout,
+            buffers,
+            self._transport,
+            self._doorbell,
+            stream_min_rows=self._stream_kv_rows,
+            device=device_end,
+        )
         self._opened[node_name] = link
         return LinkOffer(
             node_name=node_name,

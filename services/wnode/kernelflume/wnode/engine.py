@@ -94,6 +94,8 @@ class Engine:
         self._step_clock = StepClock(clock)
         self._kernel_threads = kernel_threads
         self._graph_runner = graph_runner
+        config = decoder.config
+        self._token_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_dim * kv_dtype.itemsize
         if graph_runner is not None:
             reporter.num_graph_captures = graph_runner.steps.num_captures
         self._eos_token_ids = eos_token_ids
@@ -243,6 +245,7 @@ class Engine:
             if by_graph:
                 assert self._graph_runner is not None  # noqa: S101 - just looked
                 chunks, sampled = self._graph_runner.run(batch, self._num_steps)
+                self._links.kv_traffic.graph_bytes += batch.num_rows * self._token_bytes
             else:
                 chunks, sampled, lost = self._compute(batch)
         except PeerLostError as error:
@@ -265,6 +268,7 @@ class Engine:
             num_microbatches=self._graph_runner.steps.num_microbatches
             if by_graph and self._graph_runner is not None
             else 0,
+            kv_traffic=self._links.kv_traffic,
         )
 
     def _times(self, batch: StepBatch, *, by_graph: bool) -> StepTimes | None:
@@ -307,12 +311,13 @@ class Engine:
                     # What attention nodes will hold, so that it does not matter who attends to it, or when.
                     round_to_format(keys_values[layer], self._kv_dtype)
                     own = own_attention.attend(query, key, value)
+                exchange.stream_kv(layer, keys_values)
                 clock.mark()
                 attention = exchange.collect_partials(layer, own)
                 decoder.finish_layer(layer, state, attention.view(num_rows, -1))
                 clock.mark()
             clock.end_layers(waited_s=self._links.waited_s)
-            lost = exchange.dispatch_kv(keys_values)
+            lost = self._dispatch_kv(exchange, keys_values)
             rows, chunks = batch.sampling_rows()
             self._tell_prompts(batch, state)
             if not rows:
@@ -322,6 +327,17 @@ class Engine:
             )
             sampled = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
         return chunks, sampled, lost
+
+    def _dispatch_kv(self, exchange: StepExchange, keys_values: torch.Tensor) -> list[PeerLostError]:
+        traffic = self._links.kv_traffic
+        started = self._clock.now()
+        lost = exchange.dispatch_kv(keys_values)
+        exposed_s = self._clock.now() - started
+        if exchange.streams_kv:
+            traffic.layer_exposed_s += exposed_s
+        else:
+            traffic.step_exposed_s += exposed_s
+        return lost
 
     def _tell_prompts(self, batch: StepBatch, state: StepState) -> None:
         """Note how likely prompt tokens were, for the requests that asked; a few rows' logits at a time."""

@@ -102,6 +102,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         max_rows=settings.max_num_batched_tokens,
         device=device,
         device_ends=graph_runner.make_end if graph_runner is not None else None,
+        stream_kv_rows=settings.stream_kv_rows if device.type == "cpu" else 0,
     )
     matchers = LazyMatcherSource(
         checkpoint.path,

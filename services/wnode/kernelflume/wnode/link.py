@@ -29,6 +29,7 @@ from kernelflume.transport.wire import (
     Warm,
     WireNotice,
 )
+from kernelflume.wnode.kv_stream import KvStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +100,8 @@ class Link:
     buffers: LinkBuffers
     transport: Transport
     doorbell: Doorbell
+    stream_min_rows: int = 0
+    """Fewest rows of an append whose keys and values are sent layer by layer; 0 sends none so."""
     page_tokens: int = 0
     num_pages: int = 0
     num_free_pages: int = 0
@@ -112,6 +115,7 @@ class Link:
     """FREE notices that were not answered yet."""
     failed_sequences: list[int] = field(default_factory=list)
     """Sequences the node could not store; the engine takes them from here."""
+    stream: KvStream = field(init=False)
     _device_answer: DeviceLanes | None = None
     _steps_in_flight: dict[int, int] = field(default_factory=dict)
     """Step -> most pages that the node will take for it, until it answers."""
@@ -123,6 +127,9 @@ class Link:
     _appends_in_flight: dict[int, _AppendInFlight] = field(default_factory=dict)
     _unanswered: tuple[int, int] | None = None
     """Layer and step of the query that was posted last, until its partial comes."""
+
+    def __post_init__(self) -> None:
+        self.stream = KvStream(self.layout, self.stream_min_rows)
 
     @property
     def node_id(self) -> str:
@@ -142,6 +149,7 @@ class Link:
             self.is_warm
             and self._unanswered is None
             and not self._appends_in_flight
+            and self.stream.is_quiet
             and not self.num_frees_in_flight
             and (self.device is None or self.device.is_quiet)
         )
@@ -178,6 +186,9 @@ class Link:
             )
             for slot in range(NUM_APPEND_SLOTS)
         ]
+        self.stream.connect(
+            self.transport, self.node_name, self.buffers.append_region, answer.append_regions[0]
+        )
         if self.device is not None and answer.device_lanes is not None:
             self.device.connect(self.node_name, answer.device_lanes)
         self._device_answer = answer.device_lanes
@@ -252,8 +263,38 @@ class Link:
         self.ring()
 
     def free_slot(self) -> int | None:
-        """Return an append slot that may be filled, or None while all are under way."""
-        return next((slot for slot in range(NUM_APPEND_SLOTS) if slot not in self._appends_in_flight), None)
+        """Return an append slot that may be filled, or None while all are under way.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        return next(
+            (
+                slot
+                for slot in range(NUM_APPEND_SLOTS)
+                # Of a step that was given up layers may be under way that no append tells of.
+                if slot not in self._appends_in_flight and self.stream.is_done(slot)
+            ),
+            None,
+        )
+
+    def post_layer(self, slot: int, layer: int, num_rows: int) -> None:
+        """Send one layer of a slot that is being filled; the node hears of it by ``tell_append``.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self.stream.post(slot, layer, num_rows)
+
+    def tell_append(self, slot: int, num_rows: int, entries: np.ndarray, num_pages: int) -> None:
+        """Do as ``post_append`` for a slot whose layers are all there.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        notice = self._append(slot, num_rows, entries, num_pages)
+        self.transport.notify(self.node_name, notice.encode())
+        self.ring()
 
     def post_append(self, slot: int, num_rows: int, entries: np.ndarray, num_pages: int) -> None:
         """Send a filled slot; ``num_pages`` is what the node will take for it.
@@ -261,11 +302,14 @@ class Link:
         Raises:
             PeerLostError: the node is gone.
         """
-        self._append_counter += 1
-        notice = Append(0, slot, self._append_counter, num_rows, entries)
-        self._appends_in_flight[slot] = _AppendInFlight(self._append_counter, num_pages)
+        notice = self._append(slot, num_rows, entries, num_pages)
         self.transport.post(self._append_plans[slot], self.layout.bucket_index(num_rows), notice.encode())
         self.ring()
+
+    def _append(self, slot: int, num_rows: int, entries: np.ndarray, num_pages: int) -> Append:
+        self._append_counter += 1
+        self._appends_in_flight[slot] = _AppendInFlight(self._append_counter, num_pages)
+        return Append(0, slot, self._append_counter, num_rows, entries)
 
     def open_device(self) -> None:
         """Let graphs reach the node's memory, where both sides have lanes; the link must be warm."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.runtime.clock import Clock, Deadline
 from kernelflume.transport.wire import decode
+from kernelflume.wnode.kv_traffic import KvTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ class LinkTable:
         self._by_id: dict[str, dict[str, Link]] = {}
         """The same by node id and name: a node started anew may be connected beside its last start."""
         self._closed: deque[tuple[float, Link]] = deque()
+        self.kv_traffic = KvTraffic()
         self.waited_s = 0.0
         """Time spent in ``wait_until`` since ``begin_step``."""
         self.waited_for_s: dict[str, float] = {}

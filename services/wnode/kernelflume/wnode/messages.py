@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from kernelflume.wnode.kv_traffic import KvTraffic
 
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
@@ -280,6 +282,7 @@ class EngineReport:
     """Of the latest step that ran as a captured graph; 0 before the first."""
     kv_usage: float = 0.0
     """Share of the active attention nodes' pages that are taken or promised, by whomever; 0 without nodes."""
+    kv_traffic: KvTraffic = field(default_factory=KvTraffic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from kernelflume.wnode.kv_traffic import KvTraffic
+
 if TYPE_CHECKING:
     from kernelflume.wnode.messages import Adopted, EngineReport, LinkLost, StepOutput
 
@@ -78,6 +80,20 @@ class WeightNodeMetrics:
             ["stage"],
             registry=registry,
         )
+        self._kv_bytes = Counter(
+            "kernelflume_kv_bytes_sent",
+            "Keys and values sent to attention nodes: layer by layer (layers), once a step (step), or by "
+            "captured steps (graph).",
+            ["path"],
+            registry=registry,
+        )
+        self._kv_exposed = Counter(
+            "kernelflume_kv_exposed_seconds",
+            "Time from the end of a step's last layer until its keys and values were on their way.",
+            ["path"],
+            registry=registry,
+        )
+        self._kv_traffic = KvTraffic()
         self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
         self._seen = (0, 0, 0)
 
@@ -103,6 +119,7 @@ class WeightNodeMetrics:
         self._exposed.inc(report.exposed_wait_seconds)
         self._graph_steps.inc(report.num_graph_steps - self._num_graph_steps)
         self._num_graph_steps = report.num_graph_steps
+        self._take_traffic(report.kv_traffic)
         self._captures.set(report.num_graph_captures)
         self._microbatches.set(report.num_microbatches)
         times = report.step_times
@@ -111,6 +128,14 @@ class WeightNodeMetrics:
             self._stages.labels("attention").set(times.attention_s)
             self._stages.labels("post_attention").set(times.post_attention_s)
             self._stages.labels("overhead").set(times.overhead_s)
+
+    def _take_traffic(self, traffic: KvTraffic) -> None:
+        before, self._kv_traffic = self._kv_traffic, traffic
+        self._kv_bytes.labels("layers").inc(traffic.layer_bytes - before.layer_bytes)
+        self._kv_bytes.labels("step").inc(traffic.step_bytes - before.step_bytes)
+        self._kv_bytes.labels("graph").inc(traffic.graph_bytes - before.graph_bytes)
+        self._kv_exposed.labels("layers").inc(traffic.layer_exposed_s - before.layer_exposed_s)
+        self._kv_exposed.labels("step").inc(traffic.step_exposed_s - before.step_exposed_s)
 
     def take_adopted(self, adopted: Adopted) -> None:
         """Note an adopted snapshot."""

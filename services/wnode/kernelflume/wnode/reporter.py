@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from kernelflume.core.profile import StepTimes
+from kernelflume.wnode.kv_traffic import KvTraffic
 from kernelflume.wnode.messages import EngineReport, SequenceReport, StepOutput
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Reporter:
         self.num_graph_captures = 0
         """As told by whoever captures."""
         self._num_restarts = 0
+        self._kv_traffic = KvTraffic()
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
@@ -78,6 +81,7 @@ class Reporter:
         waited_s: float,
         times: StepTimes | None,
         num_microbatches: int,
+        kv_traffic: KvTraffic,
     ) -> None:
         """Note a step, and report when it is time.
 
@@ -90,6 +94,7 @@ class Reporter:
             waited_s: the part of it that was spent waiting for partials.
             times: where its time went, where that is known.
             num_microbatches: of a step that ran as one captured graph; 0 for one that did not.
+            kv_traffic: sums of all steps so far.
         """
         self._is_idle_reported = False
         self._num_steps += 1
@@ -99,6 +104,7 @@ class Reporter:
         self._generation_tokens += num_tokens
         self._step_seconds.append(seconds)
         self._waited_s += waited_s
+        self._kv_traffic = kv_traffic
         if num_rows == num_tokens:
             self._decode_seconds.append(seconds)
             self._num_decode_rows = num_rows
@@ -151,6 +157,7 @@ class Reporter:
                 num_graph_steps=self._num_graph_steps,
                 num_graph_captures=self.num_graph_captures,
                 num_microbatches=self._num_microbatches,
+                kv_traffic=replace(self._kv_traffic),
                 kv_usage=1 - ledger.num_usable_pages / ledger.num_pages if ledger.num_pages else 0.0,
             )
         )

@@ -60,6 +60,10 @@ class WeightNodeSettings(ServiceSettings):
     spread_tokens: int = Field(default=2048, ge=0)
     """Prompts of at least twice as many tokens are spread over the attention nodes, in ranges of at least so
     many, so that several nodes scan a long context and fill alike; 0 keeps each prompt on one node."""
+    stream_kv_rows: int = Field(default=9, ge=0)
+    """Keys and values of at least so many tokens for one attention node are sent layer by layer, while the next
+    layer is computed; those of fewer, as in decode steps, in one write once all layers are done. 0 sends all so.
+    On a GPU they always are: a layer's write would make the step wait for the layer."""
     seed: int = 0
     """Seed of requests that bring none; each then draws its own from it. Also of `dummy` weights."""
     threads: int = Field(default=0, ge=0)
