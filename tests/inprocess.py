@@ -42,6 +42,7 @@ from kernelflume.wnode.messages import (
     Submit,
 )
 from kernelflume.wnode.model.decoder import random_decoder
+from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 
@@ -185,6 +186,7 @@ class LocalWeightNode:
         exchange_timeout_s: float = 10.0,
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.kv_dtype = getattr(torch, geometry.kv_dtype)
         self.largest = torch.finfo(self.kv_dtype).max
@@ -205,13 +207,27 @@ class LocalWeightNode:
         )
         self.recorder = Recorder()
         self.connector = Connector(
-            self.transport, self.doorbell, geometry, max_rows=max_rows, device=torch.device("cpu")
+            self.transport,
+            self.doorbell,
+            geometry,
+            max_rows=max_rows,
+            device=torch.device("cpu"),
+            page_tokens=lambda: self.links.page_tokens,
+        )
+        self.prefix_cache = PrefixCache(
+            links=self.links,
+            ledger=self.ledger,
+            scheduler=self.scheduler,
+            clock=clock,
+            send=self.recorder.send,
+            enabled=enable_prefix_caching,
         )
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,
             kv_dtype=self.kv_dtype,
             scheduler=self.scheduler,
+            prefix_cache=self.prefix_cache,
             ledger=self.ledger,
             links=self.links,
             inbox=self.inbox,
@@ -247,10 +263,11 @@ class LocalWeightNode:
         *,
         matcher: Matcher | None = None,
         traced: bool = False,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        submit = Submit(request_id, prompt, parameters, traced=traced)
+        submit = Submit(request_id, prompt, parameters, traced=traced, cache_salt=cache_salt)
         self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
 
     def cancel(self, request_id: str) -> None:

@@ -42,6 +42,11 @@ class BlockKeys:
         self._keys: list[bytes] = []
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self._block_tokens
+
+    @property
     def num_tokens(self) -> int:
         """Tokens taken in."""
         return self._num_tokens

@@ -60,6 +60,9 @@ class WeightNodeSettings(ServiceSettings):
     spread_tokens: int = Field(default=2048, ge=0)
     """Prompts of at least twice as many tokens are spread over the attention nodes, in ranges of at least so
     many, so that several nodes scan a long context and fill alike; 0 keeps each prompt on one node."""
+    enable_prefix_caching: bool = True
+    """Look the beginnings of prompts up in the pool before computing them, and leave what was computed there
+    for others to find."""
     seed: int = 0
     """Seed of requests that bring none; each then draws its own from it. Also of `dummy` weights."""
     threads: int = Field(default=0, ge=0)
