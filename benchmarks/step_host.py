@@ -253,7 +253,8 @@ class Rig:
         runner = self._runner(steps=steps, lanes=lanes, layout=layout, plan=plan, links=links, clock=clock)
         connection = mock.Mock(send=pickle.dumps)
         cache = PrefixCache(
-            links=links, ledger=ledger, scheduler=self.scheduler, clock=clock, send=connection.send, enabled=False
+            links=links, ledger=ledger, scheduler=self.scheduler, clock=clock,
+            send=connection.send, enabled=False,
         )  # fmt: skip
         self.engine = Engine(
             decoder=mock.Mock(), kv_dtype=torch.bfloat16, scheduler=self.scheduler, prefix_cache=cache,
