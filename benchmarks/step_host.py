@@ -244,7 +244,7 @@ class Rig:
             sequence.queue_s = 0.0
             self.scheduler.running.append(sequence)
             pool.append(peer.held(number), 0, context)
-        link.num_free_pages = pool.allocator.num_free
+        link.num_free_pages = pool.num_free_pages
         self._run_attention = phases.timed("A: rest", self._turn_attention)
         lanes = [LaneBuffers.allocate(GEOMETRY, MAX_ROWS, torch.device("cpu")) for _ in range(plan.num_lanes)]
         times = {(count, rows): GraphTimes(1e-2, 1e-3, 1e-3) for count, rows in plan.steps}

@@ -98,7 +98,7 @@ class LocalAttentionNode:
 
     @property
     def num_used_pages(self) -> int:
-        return self.pool.allocator.num_pages - self.pool.allocator.num_free
+        return self.pool.num_pages - self.pool.num_free_pages
 
     @property
     def handshake(self) -> Handshake:
@@ -120,7 +120,7 @@ class LocalAttentionNode:
             query_regions=connected.query_regions,
             append_regions=connected.append_regions,
             page_tokens=PAGE_TOKENS,
-            num_pages=self.pool.allocator.num_pages,
+            num_pages=self.pool.num_pages,
             num_free_pages=connected.num_free_pages,
             doorbell_address=connected.doorbell_address,
         )
