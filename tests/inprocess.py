@@ -42,6 +42,7 @@ from kernelflume.wnode.messages import (
     Submit,
 )
 from kernelflume.wnode.model.decoder import random_decoder
+from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 
@@ -97,7 +98,7 @@ class LocalAttentionNode:
 
     @property
     def num_used_pages(self) -> int:
-        return self.pool.allocator.num_pages - self.pool.allocator.num_free
+        return self.pool.num_pages - self.pool.num_free_pages
 
     @property
     def handshake(self) -> Handshake:
@@ -119,7 +120,7 @@ class LocalAttentionNode:
             query_regions=connected.query_regions,
             append_regions=connected.append_regions,
             page_tokens=PAGE_TOKENS,
-            num_pages=self.pool.allocator.num_pages,
+            num_pages=self.pool.num_pages,
             num_free_pages=connected.num_free_pages,
             doorbell_address=connected.doorbell_address,
         )
@@ -186,6 +187,7 @@ class LocalWeightNode:
         stream_kv_rows: int = 9,
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.kv_dtype = getattr(torch, geometry.kv_dtype)
         self.largest = torch.finfo(self.kv_dtype).max
@@ -212,12 +214,22 @@ class LocalWeightNode:
             max_rows=max_rows,
             device=torch.device("cpu"),
             stream_kv_rows=stream_kv_rows,
+            page_tokens=lambda: self.links.page_tokens,
+        )
+        self.prefix_cache = PrefixCache(
+            links=self.links,
+            ledger=self.ledger,
+            scheduler=self.scheduler,
+            clock=clock,
+            send=self.recorder.send,
+            enabled=enable_prefix_caching,
         )
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,
             kv_dtype=self.kv_dtype,
             scheduler=self.scheduler,
+            prefix_cache=self.prefix_cache,
             ledger=self.ledger,
             links=self.links,
             inbox=self.inbox,
@@ -253,10 +265,11 @@ class LocalWeightNode:
         *,
         matcher: Matcher | None = None,
         traced: bool = False,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        submit = Submit(request_id, prompt, parameters, traced=traced)
+        submit = Submit(request_id, prompt, parameters, traced=traced, cache_salt=cache_salt)
         self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
 
     def cancel(self, request_id: str) -> None:

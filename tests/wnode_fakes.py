@@ -19,6 +19,7 @@ class FakeLink:
     num_pages: int = 100
     num_usable_pages: int = 100
     num_frees_in_flight: int = 0
+    num_endings: int = 0
 
 
 @dataclass
@@ -29,6 +30,10 @@ class FakeLinks:
 
     def of_node(self, node_id: str) -> FakeLink | None:
         return self.links.get(node_id)
+
+    @property
+    def page_tokens(self) -> int:
+        return next((link.page_tokens for link in self.links.values()), 0)
 
     def all(self) -> list[FakeLink]:
         return list(self.links.values())

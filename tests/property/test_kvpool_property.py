@@ -43,7 +43,7 @@ class PoolMachine(RuleBasedStateMachine):
     )
     def append(self, sequence_id: int, num_tokens: int, gap: int, one_by_one: bool) -> None:
         sequence = self.sequences.setdefault(sequence_id, HeldSequence())
-        before = (list(sequence.pages), list(sequence.extents), self.pool.allocator.num_free)
+        before = (list(sequence.pages), list(sequence.extents), self.pool.num_free_pages)
         missing = -(-(sequence.num_tokens + num_tokens) // PAGE_TOKENS) - len(sequence.pages)
         try:
             start = sequence.held.end + gap
@@ -52,8 +52,8 @@ class PoolMachine(RuleBasedStateMachine):
             else:
                 slots = self.pool.append(sequence, start, num_tokens)
         except KvPoolExhaustedError:
-            assert missing > self.pool.allocator.num_free
-            assert before == (list(sequence.pages), sequence.extents, self.pool.allocator.num_free)
+            assert missing > self.pool.num_free_pages
+            assert before == (list(sequence.pages), sequence.extents, self.pool.num_free_pages)
             return
         numbers = list(range(self.last_number + 1, self.last_number + 1 + num_tokens))
         self.last_number += num_tokens
@@ -81,7 +81,7 @@ class PoolMachine(RuleBasedStateMachine):
         owned = [page for sequence in self.sequences.values() for page in sequence.pages]
         assert len(owned) == len(set(owned))
         assert all(0 <= page < NUM_PAGES for page in owned)
-        assert len(owned) + self.pool.allocator.num_free == NUM_PAGES
+        assert len(owned) + self.pool.num_free_pages == NUM_PAGES
         for sequence in self.sequences.values():
             assert len(sequence.pages) == -(-sequence.num_tokens // PAGE_TOKENS)
 

@@ -69,12 +69,14 @@ def test_last_page_is_filled_before_a_page_is_counted() -> None:
     assert first is not None
     assert [write.num_new_pages for write in first] == [1]
     ledger.commit(sequence, first)
+    sequence.num_computed = 3
     ledger.links.of_node("a").num_usable_pages = 0  # type: ignore[union-attr, misc]
     ledger.begin_step([sequence])
     second = ledger.place(sequence, 1)
     assert second is not None
     assert [write.num_new_pages for write in second] == [0]
     ledger.commit(sequence, second)
+    sequence.num_computed = 4
     ledger.begin_step([sequence])
     assert ledger.place(sequence, 1) is None
 

@@ -20,6 +20,8 @@ def report(times: StepTimes | None, *, num_microbatches: int) -> EngineReport:
         num_tokens=100,
         num_restarts=0,
         prompt_tokens=50,
+        prefix_queries=0,
+        prefix_hits=0,
         generation_tokens=18,
         step_seconds=(0.01, 0.02),
         exposed_wait_seconds=0.0,

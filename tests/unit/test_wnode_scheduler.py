@@ -6,7 +6,7 @@ import pytest
 from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
 from kernelflume.core.errors import LifecycleError
-from kernelflume.wnode.scheduler import BatchLimits, Scheduler
+from kernelflume.wnode.scheduler import BatchLimits, Plan, Scheduler
 from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
 
 
@@ -19,7 +19,7 @@ def make_scheduler(
 
 def step(scheduler: Scheduler) -> dict[str, int]:
     """Schedule and commit one step; return rows by request. Sampled sequences get one token."""
-    batch, _ = scheduler.schedule()
+    batch = scheduler.schedule().batch
     if batch is None:
         return {}
     sampled = {id(chunk) for chunk in batch.chunks if chunk.samples}
@@ -55,7 +55,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
 def test_nothing_runs_without_an_attention_node() -> None:
     scheduler = make_scheduler()
     scheduler.submit(make_sequence(3))
-    assert scheduler.schedule() == (None, None)
+    assert scheduler.schedule() == Plan()
     assert scheduler.refusals() == []
 
 
@@ -80,7 +80,8 @@ def test_youngest_gives_way_when_the_pool_is_full_and_keeps_its_tokens() -> None
     link.num_usable_pages = 0
     for _ in range(3):
         step(scheduler)
-    batch, victim = scheduler.schedule()
+    plan = scheduler.schedule()
+    batch, victim = plan.batch, plan.victim
     assert victim is not None
     assert victim.request_id == "young"
     assert batch is None or all(chunk.sequence is not victim for chunk in batch.chunks)
@@ -100,9 +101,9 @@ def test_nobody_gives_way_while_pages_are_being_freed() -> None:
     link.num_usable_pages = 0
     step(scheduler)
     link.num_frees_in_flight = 1
-    assert scheduler.schedule() == (None, None)
+    assert scheduler.schedule() == Plan()
     link.num_frees_in_flight = 0
-    assert scheduler.schedule()[1] is not None
+    assert scheduler.schedule().victim is not None
 
 
 def test_nobody_gives_way_while_no_attention_node_is_left() -> None:
@@ -112,7 +113,7 @@ def test_nobody_gives_way_while_no_attention_node_is_left() -> None:
         scheduler.submit(make_sequence(3, request_id=name))
     step(scheduler)
     scheduler._ledger.links = make_ledger().links
-    assert scheduler.schedule() == (None, None)
+    assert scheduler.schedule() == Plan()
     scheduler._ledger.links = make_ledger(FakeLink("a"), FakeLink("b")).links
     assert step(scheduler) == {"one": 1, "two": 1}
 
@@ -163,7 +164,7 @@ def test_rows_of_one_node_lie_side_by_side() -> None:
         scheduler.submit(make_sequence(length, request_id=request_id))
     while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
         step(scheduler)
-    batch, _ = scheduler.schedule()
+    batch = scheduler.schedule().batch
     assert batch is not None
     routes = [chunk.sequence.route.node_ids for chunk in batch.chunks]
     assert {len(route) for route in routes} == {1, 2}

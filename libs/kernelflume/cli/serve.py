@@ -71,6 +71,13 @@ def serve(
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
     load_format: LoadFormat = "auto",
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Keep what was computed, while there is room, for requests that begin alike.",
+        ),
+    ] = True,
     device: Annotated[
         str,
         typer.Option(callback=device_name, help="Where the model computes: cpu, cuda or cuda:N."),
@@ -230,6 +237,7 @@ def serve(
         cluster=cluster,
         seed=seed,
         load_format=load_format,
+        enable_prefix_caching=enable_prefix_caching,
         transport_error_handling=transport_error_handling or ("none" if provider == "process" else "peer"),
         log_level=log_level,
         log_dir=(log_dir or state_dir() / str(port)).absolute(),

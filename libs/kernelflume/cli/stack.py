@@ -71,6 +71,8 @@ class StackOptions:
     """Where attention nodes keep and attend to keys and values, taken in turn."""
     load_format: str = "auto"
     """``auto`` or ``dummy``: see ``DummyWeights``."""
+    enable_prefix_caching: bool = True
+    """As the weight node's setting."""
     common_flags: tuple[str, ...] = ()
     """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
     admin_token_file: Path | None = None
@@ -184,6 +186,7 @@ def plan_stack(
         *(("--device", options.device) if options.device != CPU else ()),
         *("--seed", str(options.seed)),
         *weights,
+        *(() if options.enable_prefix_caching else ("--no-enable-prefix-caching",)),
         *transport,
         *lengths,
     )

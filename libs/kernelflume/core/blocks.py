@@ -7,10 +7,10 @@ salt, so that those who must not see each other's blocks never have a key in com
 
 from __future__ import annotations
 
+import sys
+from array import array
 from hashlib import blake2b
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,8 @@ KEY_BYTES = 16
 """Bytes of a key: nobody finds two contexts with one key."""
 MAX_SALT_BYTES = 64
 _PURPOSE = b"kernelflume.kv"
+_UINT32 = "I"
+"""Tokens are digested as 32 bits each, little-endian."""
 
 
 class BlockKeys:
@@ -42,6 +44,11 @@ class BlockKeys:
         self._keys: list[bytes] = []
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self._block_tokens
+
+    @property
     def num_tokens(self) -> int:
         """Tokens taken in."""
         return self._num_tokens
@@ -54,14 +61,17 @@ class BlockKeys:
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in the tokens that follow."""
         block_tokens = self._block_tokens
-        data = np.asarray(token_ids, dtype="<u4")
+        data = array(_UINT32, token_ids)
+        if sys.byteorder == "big":
+            data.byteswap()
+        bits = memoryview(data)
         first = -self._num_tokens % block_tokens or block_tokens
         taken = 0
         for end in range(first, len(data) + 1, block_tokens):
-            self._digest.update(data[taken:end].tobytes())
+            self._digest.update(bits[taken:end])
             self._keys.append(self._digest.digest())
             taken = end
-        self._digest.update(data[taken:].tobytes())
+        self._digest.update(bits[taken:])
         self._num_tokens += len(data)
 
     def key(self) -> bytes:

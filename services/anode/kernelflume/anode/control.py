@@ -20,6 +20,8 @@ class WorkerConfig:
     geometry: KvGeometry
     memory_bytes: int
     page_tokens: int
+    prefix_cache: bool
+    prefix_cache_ttl_s: float
     num_threads: int
     device: str
     kernel: str

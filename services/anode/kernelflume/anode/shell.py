@@ -140,6 +140,8 @@ def worker_config(settings: AttentionNodeSettings, name: str) -> WorkerConfig:
         geometry=settings.kv_geometry,
         memory_bytes=settings.memory,
         page_tokens=settings.page_tokens,
+        prefix_cache=settings.prefix_cache,
+        prefix_cache_ttl_s=settings.prefix_cache_ttl_s,
         num_threads=settings.threads or max(1, num_cores // 2),
         device=settings.device,
         kernel=settings.kernel,

@@ -33,6 +33,8 @@ class ChoiceJob:
     request_id: str
     prompt_token_ids: Sequence[int]
     sampling: SamplingParameters
+    cache_salt: str = ""
+    """Only choices with the same one share keys and values."""
 
 
 class Dispatcher:
@@ -78,6 +80,7 @@ class Dispatcher:
             request_id=job.request_id,
             prompt_token_ids=job.prompt_token_ids,
             sampling=sampling_to_proto(job.sampling),
+            cache_salt=job.cache_salt,
         )
         failed: set[str] = set()
         error: KernelFlumeError = UnavailableError("no weight node can serve now")

@@ -152,8 +152,9 @@ class Gateway:
         self, order: Order[Any], answer_id: str, arrived_at: float, trace: RequestTrace, slot: Slot
     ) -> Completion:
         body = order.body
+        salt = slot.tenant.cache_salt(body.cache_salt)
         jobs = [
-            ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index))
+            ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index), salt)
             for number, (prompt, sampling) in enumerate(zip(order.prompts, order.samplings, strict=True))
             for index in range(body.n)
         ]

@@ -31,9 +31,10 @@ MAX_UNSENT = 65_536
 class AttachedRequest:
     """One request of a router, until it has ended."""
 
-    def __init__(self, number: int, request_id: str, trace: GenerateTrace) -> None:
+    def __init__(self, number: int, asked: wnode_pb2.GenerateRequest, trace: GenerateTrace) -> None:
         self.number = number
-        self.request_id = request_id
+        self.request_id = asked.request_id
+        self.cache_salt = asked.cache_salt
         self.trace = trace
         self.num_tokens = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -128,7 +129,7 @@ class Attachment:
             self._tell(number, UnavailableError("the weight node is shutting down"))
             return
         trace = GenerateTrace.begin(self._tracer, asked, tuple(submission.trace_context.items()))
-        request = AttachedRequest(number, asked.request_id, trace)
+        request = AttachedRequest(number, asked, trace)
         prompt = list(asked.prompt_token_ids)
         try:
             sampling = sampling_from_proto(asked.sampling)
@@ -166,7 +167,12 @@ class Attachment:
     ) -> None:
         try:
             self._requests.submit(
-                request.request_id, prompt, sampling, grammar, traced=request.trace.recording
+                request.request_id,
+                prompt,
+                sampling,
+                grammar,
+                traced=request.trace.recording,
+                cache_salt=request.cache_salt,
             )
         except UnavailableError as error:
             self._fail(request, error)

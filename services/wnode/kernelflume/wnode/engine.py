@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
     from kernelflume.wnode.model.decoder import Decoder, StepState
+    from kernelflume.wnode.prefix_cache import PrefixCache
     from kernelflume.wnode.reporter import Reporter
     from kernelflume.wnode.scheduler import Scheduler
 
@@ -72,6 +73,7 @@ class Engine:
         decoder: Decoder,
         kv_dtype: torch.dtype,
         scheduler: Scheduler,
+        prefix_cache: PrefixCache,
         ledger: Ledger,
         links: LinkTable,
         inbox: Inbox,
@@ -86,6 +88,7 @@ class Engine:
         self._decoder = decoder
         self._kv_dtype = kv_dtype
         self._scheduler = scheduler
+        self._prefix_cache = prefix_cache
         self._ledger = ledger
         self._links = links
         self._inbox = inbox
@@ -118,15 +121,17 @@ class Engine:
             self._handle(item)
         self._links.poll()
         self._settle()
-        batch, victim = self._scheduler.schedule()
-        if victim is not None:
-            self._give_way(victim)
-        if batch is not None:
-            self._step(batch)
+        plan = self._scheduler.schedule(self._prefix_cache.is_ready)
+        self._prefix_cache.give_back(plan.returns)
+        if plan.victim is not None:
+            self._give_way(plan.victim)
+        if plan.batch is not None:
+            self._step(plan.batch)
         else:
             self._step_clock.rest()
             self._reporter.report_idle(self._scheduler, self._ledger)
-            self._links.poll(_IDLE_WAIT_S, idle=not self._warming)
+            is_expecting = bool(self._warming) or self._prefix_cache.is_expecting
+            self._links.poll(_IDLE_WAIT_S, idle=not is_expecting)
 
     # --- between steps -------------------------------------------------------------------------------
 
@@ -159,17 +164,18 @@ class Engine:
         self._num_requests += 1
         seed = submit.sampling.seed
         key = seed if seed is not None else (self._seed << 32) + self._num_requests
-        self._scheduler.submit(
-            Sequence(
-                submit.request_id,
-                submit.prompt,
-                submit.sampling,
-                key,
-                self._clock.now(),
-                matcher=matcher,
-                traced=submit.traced,
-            )
+        sequence = Sequence(
+            submit.request_id,
+            submit.prompt,
+            submit.sampling,
+            key,
+            self._clock.now(),
+            matcher=matcher,
+            traced=submit.traced,
+            cache_salt=submit.cache_salt,
         )
+        self._prefix_cache.enter(sequence)
+        self._scheduler.submit(sequence)
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -177,7 +183,7 @@ class Engine:
         installed = self._clock.now()
         gone = {
             node_id
-            for sequence in self._scheduler.running
+            for sequence in (*self._scheduler.running, *self._scheduler.waiting)
             for node_id in sequence.route.node_ids
             if node_id not in item.table.known
         }
@@ -195,7 +201,7 @@ class Engine:
         if link is not None:
             holders = [
                 sequence.request_id
-                for sequence in self._scheduler.running
+                for sequence in (*self._scheduler.running, *self._scheduler.waiting)
                 if link.node_id in sequence.route.node_ids
             ]
             if holders:
@@ -203,6 +209,8 @@ class Engine:
                 self._reporter.send(LinkFailed(node_name, reason))
                 return
             self._links.close(node_name)
+            self._prefix_cache.lose(link.node_id)
+            self._prefix_cache.forget_link(node_name)
             self._warming.pop(node_name, None)
         self._reporter.send(LinkClosed(node_name))
 
@@ -220,6 +228,7 @@ class Engine:
                     "%s could not store request %s: recomputing", link.node_name, sequence.request_id
                 )
                 self._restart(sequence)
+        self._prefix_cache.advance()
         for refusal in self._scheduler.refusals():
             self._fail(refusal.sequence, refusal.reason)
 
@@ -231,6 +240,7 @@ class Engine:
             return
         logger.info("pool is full: request %s gives way", sequence.request_id)
         self._restart(sequence)
+        self._prefix_cache.pause(sequence)
 
     # --- one step ------------------------------------------------------------------------------------
 
@@ -367,6 +377,8 @@ class Engine:
         outputs: list[TokenOutput] = []
         ended: list[Sequence] = []
         for row, (chunk, token) in enumerate(zip(chunks, sampled.tokens, strict=True)):
+            if not chunk.sequence.is_prompt_named:
+                self._prefix_cache.name(chunk.sequence)
             output = self._take_token(chunk.sequence, token, sampled.logprobs.get(row))
             outputs.append(output)
             if output.finish_reason:
@@ -382,7 +394,11 @@ class Engine:
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         sampling = sequence.sampling
-        queue_s = None if sequence.output else sequence.queue_s
+        is_first = not sequence.output
+        queue_s = sequence.queue_s if is_first else None
+        num_cached = (sequence.num_cached or 0) if is_first else 0
+        if is_first and self._prefix_cache.looks_up(sequence):
+            self._reporter.count_prefix(len(sequence.prompt), num_cached)
         prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         is_eos = token in self._eos_token_ids and (not sampling.ignore_eos or sequence.matcher is not None)
         if is_eos or token in sampling.stop_token_ids:
@@ -393,6 +409,7 @@ class Engine:
                 token,
                 queue_s=queue_s,
                 prompt_logprobs=prompt_logprobs,
+                num_cached_tokens=num_cached,
                 steps=sequence.take_steps(),
             )
         if sequence.matcher is not None and not sequence.matcher.accept(token):
@@ -409,13 +426,14 @@ class Engine:
             queue_s=queue_s,
             logprobs=() if logprobs is None else (logprobs,),
             prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=num_cached,
             steps=sequence.take_steps(),
         )
 
     # --- ends ----------------------------------------------------------------------------------------
 
     def _end(self, sequence: Sequence) -> None:
-        self._free(sequence)
+        self._prefix_cache.release(sequence)
         self._scheduler.remove(sequence)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
@@ -423,24 +441,9 @@ class Engine:
         self._emit(TokenOutput(sequence.request_id, (), FinishReason.ABORT, error=reason))
 
     def _restart(self, sequence: Sequence) -> None:
-        self._free(sequence)
+        self._prefix_cache.release(sequence)
         self._scheduler.restart(sequence)
         self._reporter.count_restart()
-
-    def _free(self, sequence: Sequence) -> None:
-        """Free a sequence's pages on every node that has or is being sent some."""
-        if not sequence.sequence_id:
-            return
-        for node_id in sequence.route.node_ids:
-            link = self._links.of_node(node_id)
-            if link is None:
-                continue
-            try:
-                link.send_free([sequence.sequence_id])
-            except PeerLostError as error:
-                logger.warning("%s", error)
-        if sequence.route.ranges:
-            self._reporter.send(RoutesChanged({}, (sequence.sequence_id,)))
 
     def _lose(self, loss: PeerLostError) -> None:
         """Drop a node that is gone and recompute the sequences that had ranges there, and only those."""
@@ -448,6 +451,8 @@ class Engine:
         link = self._links.of_node(node_id)
         if link is not None:
             self._links.close(link.node_name)
+            self._prefix_cache.forget_link(link.node_name)
+        self._prefix_cache.lose(node_id)
         affected = [s for s in self._scheduler.running if node_id in s.route.node_ids]
         for sequence in reversed(affected):
             self._restart(sequence)

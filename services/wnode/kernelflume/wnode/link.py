@@ -17,13 +17,19 @@ from kernelflume.transport.wire import (
     MAX_FREE,
     Append,
     Appended,
+    Find,
+    Found,
     Free,
     Freed,
     LaneData,
     Partial,
+    Publish,
+    Published,
     Query,
     Retract,
     RowStatus,
+    Share,
+    Shared,
     Step,
     Stepped,
     Warm,
@@ -113,6 +119,10 @@ class Link:
     """The newest partial's notice."""
     num_frees_in_flight: int = 0
     """FREE notices that were not answered yet."""
+    num_endings: int = 0
+    """Sequences that ended and are freed once the names of their blocks are known there."""
+    block_news: list[Found | Shared | Published] = field(default_factory=list)
+    """What the node said of blocks; the engine takes it from here."""
     failed_sequences: list[int] = field(default_factory=list)
     """Sequences the node could not store; the engine takes them from here."""
     stream: KvStream = field(init=False)
@@ -375,6 +385,34 @@ class Link:
             self.num_frees_in_flight += 1
         self.ring()
 
+    def send_find(self, number: int, keys: np.ndarray) -> None:
+        """Ask which blocks the node holds: [num_blocks] keys, at most MAX_BLOCKS.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._notify(Find(number, keys))
+
+    def send_share(self, sequence_id: int, blocks: np.ndarray) -> None:
+        """Let a sequence hold blocks of the node: [num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._notify(Share(sequence_id, blocks))
+
+    def send_publish(self, sequence_id: int, blocks: np.ndarray) -> None:
+        """Name blocks that a sequence holds there, once all that was sent is filed: as in ``send_share``.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._notify(Publish(sequence_id, self._append_counter, blocks))
+
+    def _notify(self, notice: WireNotice) -> None:
+        self.transport.notify(self.node_name, notice.encode())
+        self.ring()
+
     def probe(self) -> None:
         """Send an empty FREE: harmless, and it fails if the node is gone.
 
@@ -415,6 +453,11 @@ class Link:
             case Freed():
                 self.num_frees_in_flight -= 1
                 self.num_free_pages = notice.num_free_pages
+            case Found():
+                self.block_news.append(notice)
+            case Shared() | Published():
+                self.num_free_pages = notice.num_free_pages
+                self.block_news.append(notice)
             case Stepped():
                 self._steps_in_flight.pop(notice.step, None)
                 self.num_free_pages = notice.num_free_pages

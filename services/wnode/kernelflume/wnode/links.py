@@ -96,6 +96,11 @@ class LinkTable:
                 return link
         return None
 
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page: one number for all nodes, as the connector sees to; 0 without a link."""
+        return next((link.page_tokens for link in self.all()), 0)
+
     def all(self) -> list[Link]:
         """Return every link."""
         return list(self._links.values())

@@ -47,6 +47,8 @@ class Submit:
     """The compiled grammar of ``sampling.grammar``, where there is one."""
     traced: bool = False
     """Tell with its tokens what its steps took."""
+    cache_salt: str = ""
+    """Only requests with the same one share keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ class TokenOutput:
     """Of each of ``token_ids``, where the request asked for it."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With the first token: of the prompt's tokens but the first, where the request asked for it."""
+    num_cached_tokens: int = 0
+    """With the first token: prompt tokens that were found in the pool and not computed."""
     steps: tuple[StepTrace, ...] = ()
     """Of a traced request: its steps since the output before."""
 
@@ -261,6 +265,10 @@ class EngineReport:
     num_restarts: int
     prompt_tokens: int
     generation_tokens: int
+    prefix_queries: int
+    """Prompt tokens of the requests that looked theirs up, since the start."""
+    prefix_hits: int
+    """Those of them that were found and not computed."""
     step_seconds: tuple[float, ...]
     """Durations of the steps since the last report."""
     exposed_wait_seconds: float

@@ -26,6 +26,16 @@ class WeightNodeMetrics:
         self._waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", registry=registry)
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens computed.", registry=registry)
         self._generation = Counter("vllm:generation_tokens", "Tokens generated.", registry=registry)
+        self._prefix_queries = Counter(
+            "vllm:prefix_cache_queries",
+            "Prompt tokens of the requests that looked theirs up in the pool.",
+            registry=registry,
+        )
+        self._prefix_hits = Counter(
+            "vllm:prefix_cache_hits",
+            "Prompt tokens that were found there and not computed.",
+            registry=registry,
+        )
         self._kv_usage = Gauge(
             "vllm:kv_cache_usage_perc",
             "Share of the active attention nodes' pages that are in use; 1 is all.",
@@ -95,7 +105,7 @@ class WeightNodeMetrics:
         )
         self._kv_traffic = KvTraffic()
         self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
-        self._seen = (0, 0, 0)
+        self._seen = (0, 0, 0, 0, 0)
 
     def take_outputs(self, event: StepOutput) -> None:
         """Note how long the requests waited whose first token this step brought."""
@@ -108,10 +118,15 @@ class WeightNodeMetrics:
         self._running.set(report.num_running)
         self._waiting.set(report.num_waiting)
         self._kv_usage.set(report.kv_usage)
-        totals = (report.prompt_tokens, report.generation_tokens, report.num_restarts)
-        for counter, total, seen in zip(
-            (self._prompt, self._generation, self._restarts), totals, self._seen, strict=True
-        ):
+        totals = (
+            report.prompt_tokens,
+            report.generation_tokens,
+            report.num_restarts,
+            report.prefix_queries,
+            report.prefix_hits,
+        )
+        counters = (self._prompt, self._generation, self._restarts, self._prefix_queries, self._prefix_hits)
+        for counter, total, seen in zip(counters, totals, self._seen, strict=True):
             counter.inc(total - seen)
         self._seen = totals
         for seconds in report.step_seconds:

@@ -52,6 +52,8 @@ class Reporter:
         self._kv_traffic = KvTraffic()
         self._prompt_tokens = 0
         self._generation_tokens = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
 
     def send(self, event: Event) -> None:
         """Send one event; a shell that is gone is noticed by the command thread."""
@@ -69,6 +71,11 @@ class Reporter:
     def count_restart(self) -> None:
         """Count a sequence that will be recomputed."""
         self._num_restarts += 1
+
+    def count_prefix(self, num_tokens: int, num_cached: int) -> None:
+        """Count the prompt of a request that looked its beginning up, and what it did not have to compute."""
+        self._prefix_queries += num_tokens
+        self._prefix_hits += num_cached
 
     def report_step(
         self,
@@ -137,6 +144,8 @@ class Reporter:
                 num_restarts=self._num_restarts,
                 prompt_tokens=self._prompt_tokens,
                 generation_tokens=self._generation_tokens,
+                prefix_queries=self._prefix_queries,
+                prefix_hits=self._prefix_hits,
                 step_seconds=steps,
                 exposed_wait_seconds=waited_s,
                 sequences=tuple(

@@ -100,13 +100,14 @@ class RequestTable:
         grammar: bytes,
         *,
         traced: bool,
+        cache_salt: str = "",
     ) -> None:
         """Hand a request that was taken in to the engine.
 
         Raises:
             UnavailableError: the engine is gone.
         """
-        self._send(Submit(request_id, prompt, sampling, grammar, traced))
+        self._send(Submit(request_id, prompt, sampling, grammar, traced, cache_salt))
 
     def leave(self, request_id: str, *, ended: bool) -> None:
         """Forget a request, and cancel it unless its last output has come."""
@@ -116,7 +117,13 @@ class RequestTable:
                 self._send(Cancel(request_id))
 
     async def stream(
-        self, request_id: str, prompt: list[int], sampling: SamplingParameters, *, traced: bool = False
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        *,
+        traced: bool = False,
+        cache_salt: str = "",
     ) -> AsyncIterator[list[TokenOutput]]:
         """Run a request; yield what came since the last time. Leaving the iteration cancels the request.
 
@@ -131,7 +138,7 @@ class RequestTable:
         ended = False
         try:
             grammar = await self.compile(sampling)
-            self.submit(request_id, prompt, sampling, grammar, traced=traced)
+            self.submit(request_id, prompt, sampling, grammar, traced=traced, cache_salt=cache_salt)
             while not ended:
                 outputs = [await queue.get()]
                 while not queue.empty():

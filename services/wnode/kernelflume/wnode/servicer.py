@@ -54,7 +54,11 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         try:
             sampling = sampling_from_proto(request.sampling)
             stream = self._shell.requests.stream(
-                request.request_id, list(request.prompt_token_ids), sampling, traced=trace.recording
+                request.request_id,
+                list(request.prompt_token_ids),
+                sampling,
+                traced=trace.recording,
+                cache_salt=request.cache_salt,
             )
             async for outputs in stream:
                 trace.stepped(outputs)

@@ -64,6 +64,9 @@ class WeightNodeSettings(ServiceSettings):
     """Keys and values of at least so many tokens for one attention node are sent layer by layer, while the next
     layer is computed; those of fewer, as in decode steps, in one write once all layers are done. 0 sends all so.
     On a GPU they always are: a layer's write would make the step wait for the layer."""
+    enable_prefix_caching: bool = True
+    """Look the beginnings of prompts up in the pool before computing them, and leave what was computed there
+    for others to find."""
     seed: int = 0
     """Seed of requests that bring none; each then draws its own from it. Also of `dummy` weights."""
     threads: int = Field(default=0, ge=0)

@@ -18,6 +18,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_TOKEN_IDS = 1 << 20
 """Of one text: more than any context has."""
 MAX_LABELS = 128
+MAX_CACHE_SALT_CHARS = 256
 
 Labels = Annotated[dict[str, str], at_most(MAX_LABELS)]
 
@@ -96,6 +97,8 @@ class GenerationBody(RequestBody):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     """Give the prompt's and the choices' token ids as well."""
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    """Only requests of one key with the same salt share what was computed of their prompts."""
     user: str | None = None
     """A label of the caller's own; not used."""
     metadata: Labels | None = None
