@@ -35,6 +35,7 @@ from kernelflume.wnode.messages import (
     TokenOutput,
 )
 from kernelflume.wnode.sampler import Sampled, sample
+from kernelflume.wnode.sampling.draw import signed
 from kernelflume.wnode.sampling.logprobs import RawLogprobs
 from kernelflume.wnode.sequence import Sequence
 from kernelflume.wnode.step_clock import StepClock
@@ -155,19 +156,24 @@ class Engine:
 
     def _submit(self, submit: Submit, matcher: Matcher | None = None) -> None:
         self._num_requests += 1
-        seed = submit.sampling.seed
-        key = seed if seed is not None else (self._seed << 32) + self._num_requests
         self._scheduler.submit(
             Sequence(
                 submit.request_id,
                 submit.prompt,
                 submit.sampling,
-                key,
+                self._random_key(submit),
                 self._clock.now(),
                 matcher=matcher,
                 traced=submit.traced,
+                output=list(submit.resumption.output_token_ids),
             )
         )
+
+    def _random_key(self, submit: Submit) -> int:
+        if submit.sampling.seed is not None:
+            return submit.sampling.seed
+        key = submit.resumption.random_key
+        return signed((self._seed << 32) + self._num_requests) if key is None else key
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -366,7 +372,11 @@ class Engine:
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         sampling = sequence.sampling
-        queue_s = None if sequence.output else sequence.queue_s
+        queue_s = random_key = None
+        if not sequence.has_told:
+            queue_s = sequence.queue_s
+            if sampling.seed is None and not sampling.is_greedy:
+                random_key = sequence.random_key
         prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         is_eos = token in self._eos_token_ids and (not sampling.ignore_eos or sequence.matcher is not None)
         if is_eos or token in sampling.stop_token_ids:
@@ -378,6 +388,7 @@ class Engine:
                 queue_s=queue_s,
                 prompt_logprobs=prompt_logprobs,
                 steps=sequence.take_steps(),
+                random_key=random_key,
             )
         if sequence.matcher is not None and not sequence.matcher.accept(token):
             return TokenOutput(
@@ -394,6 +405,7 @@ class Engine:
             logprobs=() if logprobs is None else (logprobs,),
             prompt_logprobs=prompt_logprobs,
             steps=sequence.take_steps(),
+            random_key=random_key,
         )
 
     # --- ends ----------------------------------------------------------------------------------------

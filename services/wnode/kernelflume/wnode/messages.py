@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernelflume.core.resumption import FROM_THE_START
+
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.handshake import Handshake
     from kernelflume.core.profile import StepTimes
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.regions import DeviceLanes, MemoryRegion
+    from kernelflume.core.resumption import Resumption
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
     from kernelflume.wnode.settings import WeightNodeSettings
@@ -45,6 +48,8 @@ class Submit:
     """The compiled grammar of ``sampling.grammar``, where there is one."""
     traced: bool = False
     """Tell with its tokens what its steps took."""
+    resumption: Resumption = FROM_THE_START
+    """How far another run of the request came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ class TokenOutput:
     """With the first token: of the prompt's tokens but the first, where the request asked for it."""
     steps: tuple[StepTrace, ...] = ()
     """Of a traced request: its steps since the output before."""
+    random_key: int | None = None
+    """With the first token of a request that draws and brought no seed: the key of its random numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from kernelflume.core.errors import DeadlineError
 from kernelflume.core.names import node_name
 from kernelflume.rpc.codec import (
     geometry_to_proto,
+    resumption_of,
     route_to_proto,
     sampling_from_proto,
     step_times_to_proto,
@@ -54,7 +55,11 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         try:
             sampling = sampling_from_proto(request.sampling)
             stream = self._shell.requests.stream(
-                request.request_id, list(request.prompt_token_ids), sampling, traced=trace.recording
+                request.request_id,
+                list(request.prompt_token_ids),
+                sampling,
+                traced=trace.recording,
+                resumption=resumption_of(request),
             )
             async for outputs in stream:
                 trace.stepped(outputs)
