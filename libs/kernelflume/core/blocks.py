@@ -21,6 +21,17 @@ MAX_SALT_BYTES = 64
 _PURPOSE = b"kernelflume.kv"
 
 
+def new_digest(salt: str = "") -> blake2b:
+    """Return the digest of an empty context: ``update`` it with tokens as little-endian 32-bit numbers.
+
+    What ``digest`` returns then is the key of the context so far, and of the block that ends there.
+    """
+    key = salt.encode()
+    if len(key) > MAX_SALT_BYTES:
+        key = blake2b(key).digest()
+    return blake2b(digest_size=KEY_BYTES, key=key, person=_PURPOSE)
+
+
 class BlockKeys:
     """The keys of one context, which grows at its end. Not shared between threads."""
 
@@ -34,10 +45,7 @@ class BlockKeys:
             salt: contexts with different salts have no key in common.
         """
         self._block_tokens = block_tokens
-        key = salt.encode()
-        if len(key) > MAX_SALT_BYTES:
-            key = blake2b(key).digest()
-        self._digest = blake2b(digest_size=KEY_BYTES, key=key, person=_PURPOSE)
+        self._digest = new_digest(salt)
         self._num_tokens = 0
         self._keys: list[bytes] = []
 

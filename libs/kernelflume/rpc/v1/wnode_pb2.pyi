@@ -177,7 +177,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WeightNodeLoad(_message.Message):
-    __slots__ = ("num_requests_running", "num_requests_waiting", "max_num_waiting", "num_tokens", "adopted_epoch", "prepared_nodes", "num_steps", "step_times")
+    __slots__ = ("num_requests_running", "num_requests_waiting", "max_num_waiting", "num_tokens", "adopted_epoch", "prepared_nodes", "num_steps", "step_times", "waiting_tokens", "block_tokens")
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,8 @@ class WeightNodeLoad(_message.Message):
     PREPARED_NODES_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_requests_running: int
     num_requests_waiting: int
     max_num_waiting: int
@@ -194,7 +196,9 @@ class WeightNodeLoad(_message.Message):
     prepared_nodes: _containers.RepeatedScalarFieldContainer[str]
     num_steps: int
     step_times: StepTimes
-    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., num_tokens: _Optional[int] = ..., adopted_epoch: _Optional[int] = ..., prepared_nodes: _Optional[_Iterable[str]] = ..., num_steps: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+    waiting_tokens: int
+    block_tokens: int
+    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., num_tokens: _Optional[int] = ..., adopted_epoch: _Optional[int] = ..., prepared_nodes: _Optional[_Iterable[str]] = ..., num_steps: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., waiting_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class StepTimes(_message.Message):
     __slots__ = ("rows", "step_seconds", "projection_seconds", "attention_seconds", "post_attention_seconds", "overhead_seconds")
@@ -217,16 +221,20 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("geometry", "max_model_len", "vocab_size", "eos_token_ids")
+    __slots__ = ("geometry", "max_model_len", "vocab_size", "eos_token_ids", "node_id", "role")
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     geometry: _common_pb2.KvGeometry
     max_model_len: int
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, geometry: _Optional[_Union[_common_pb2.KvGeometry, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    node_id: str
+    role: str
+    def __init__(self, geometry: _Optional[_Union[_common_pb2.KvGeometry, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
 class PrepareEndpointRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "address")

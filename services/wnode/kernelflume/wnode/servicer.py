@@ -115,6 +115,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             adopted_epoch=shell.adopted_epoch,
             prepared_nodes=shell.endpoints.prepared,
             num_steps=report.num_steps if report else 0,
+            waiting_tokens=report.num_waiting_tokens if report else 0,
+            block_tokens=shell.endpoints.block_tokens,
             step_times=step_times_to_proto(report.step_times) if report and report.step_times else None,
         )
 
@@ -127,6 +129,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             max_model_len=shell.max_model_len,
             vocab_size=shell.config.vocab_size,
             eos_token_ids=shell.config.eos_token_ids,
+            node_id=shell.settings.node_id,
+            role=shell.settings.role,
         )
 
     async def PrepareEndpoint(

@@ -97,7 +97,7 @@ class GenerationBody(RequestBody):
     return_token_ids: bool = False
     """Give the prompt's and the choices' token ids as well."""
     user: str | None = None
-    """A label of the caller's own; not used."""
+    """Names the session that the request belongs to, where the header x-session-id does not."""
     metadata: Labels | None = None
     """Labels of the caller's own; not used."""
 

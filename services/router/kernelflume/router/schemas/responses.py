@@ -156,7 +156,7 @@ class ResponsesRequest(RequestBody):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     user: str | None = None
-    """A label of the caller's own; not used."""
+    """Names the session that the request belongs to, where the header x-session-id does not."""
     metadata: Labels = Field(default_factory=dict)
     """Labels of the caller's own; given back."""
     safety_identifier: str | None = None
@@ -194,6 +194,7 @@ class ResponsesRequest(RequestBody):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.text.format.for_chat(),
             "stream": self.stream,
+            "user": self.user,
         }
         return parse(ChatCompletionRequest, json.dumps(body).encode())
 
