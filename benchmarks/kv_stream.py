@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, rows: int, stream_kv_rows: int) -> Figures:
         "KERNELFLUME_WNODE_STREAM_KV_ROWS": str(stream_kv_rows),
         "KERNELFLUME_WNODE_MAX_NUM_BATCHED_TOKENS": str(rows),
     }
-    draw = random.Random(rows)  # noqa: S311 - repeatable prompts
+    draw = random.Random(rows)
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "kernelflume.cli.main", "serve", "smollm2", "--port", str(port)]
         command += ["--scaler-port", "0", "--log-dir", logs, "--attention-nodes", str(options.nodes)]
@@ -87,7 +87,9 @@ def run(options: argparse.Namespace, rows: int, stream_kv_rows: int) -> Figures:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of a prompt")
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
@@ -95,7 +97,9 @@ def main() -> None:
     parser.add_argument("--step-rows", default="256,1024", help="values of max_num_batched_tokens")
     options = parser.parse_args()
     os.environ.setdefault("KERNELFLUME_LOG_LEVEL", "warning")
-    print("| rows a step | keys and values | MB sent | steps | exposed ms a step | TTFT s |\n|---|---|---|---|---|---|")
+    print(
+        "| rows a step | keys and values | MB sent | steps | exposed ms a step | TTFT s |\n|---|---|---|---|---|---|"
+    )
     for rows in map(int, options.step_rows.split(",")):
         found: dict[str, list[Figures]] = {way: [] for way in WAYS}
         for _, (way, stream_kv_rows) in itertools.product(range(options.rounds), WAYS.items()):
@@ -105,7 +109,9 @@ def main() -> None:
             ttft_s = statistics.median(one.ttft_s for one in figures)
             sent = statistics.median(one.num_bytes for one in figures) / 1e6
             steps = statistics.median(one.steps for one in figures)
-            print(f"| {rows} | {way} | {sent:.1f} | {steps:.0f} | {exposed_ms:.2f} | {ttft_s:.2f} |", flush=True)
+            print(
+                f"| {rows} | {way} | {sent:.1f} | {steps:.0f} | {exposed_ms:.2f} | {ttft_s:.2f} |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from kernelflume.anode.links import prepare_link
 from kernelflume.checkpoint.config import ModelConfig
 from kernelflume.checkpoint.rope import RopeParameters
 from kernelflume.core.handshake import Handshake
+from kernelflume.core.resumption import FROM_THE_START, Resumption
 from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.tensor.reference import causal_mask, dense_attention
@@ -40,6 +41,7 @@ from kernelflume.wnode.messages import (
     LinkOffer,
     StepOutput,
     Submit,
+    TokenOutput,
 )
 from kernelflume.wnode.model.decoder import random_decoder
 from kernelflume.wnode.prefix_cache import PrefixCache
@@ -168,6 +170,10 @@ class Recorder:
                 if output.finish_reason:
                     self.finished[output.request_id] = output
 
+    def outputs_of(self, request_id: str) -> list[TokenOutput]:
+        steps: list[StepOutput] = self.of(StepOutput)
+        return [output for step in steps for output in step.outputs if output.request_id == request_id]
+
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -265,11 +271,14 @@ class LocalWeightNode:
         *,
         matcher: Matcher | None = None,
         traced: bool = False,
+        resumption: Resumption = FROM_THE_START,
         cache_salt: str = "",
         **sampling: Any,
     ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        submit = Submit(request_id, prompt, parameters, traced=traced, cache_salt=cache_salt)
+        submit = Submit(
+            request_id, prompt, parameters, traced=traced, cache_salt=cache_salt, resumption=resumption
+        )
         self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
 
     def cancel(self, request_id: str) -> None:

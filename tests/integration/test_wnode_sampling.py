@@ -13,6 +13,7 @@ from tests.inprocess import CONFIG, LocalAttentionNode, LocalWeightNode
 
 from kernelflume.checkpoint.vocabulary import Vocabulary
 from kernelflume.core.grammar import Grammar, GrammarKind
+from kernelflume.core.resumption import Resumption
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.transport.loopback import LoopbackNetwork
@@ -102,6 +103,29 @@ def test_seeded_tokens_do_not_change_by_company_nodes_or_restarts(rig: Rig) -> N
     assert crowded_losing.recorder.of(LinkLost)
     assert dict(zip(SEEDED, full.run_all(*SEEDED), strict=True)) == alone
     assert full.engine._reporter._num_restarts > 0
+
+
+def test_a_run_goes_on_where_another_one_ended(rig: Rig) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        **SEEDED,
+        "repetition": {"temperature": 0.0, "repetition_penalty": 1.3, "min_tokens": 9},
+        "unseeded": {"temperature": 1.0, "frequency_penalty": 0.5},
+    }
+    whole = rig(1)
+    for name, sampling in settings.items():
+        whole.submit(name, prompt(8), max_tokens=16, **sampling)
+    tokens = dict(zip(settings, whole.run_all(*settings), strict=True))
+    first = {name: whole.recorder.outputs_of(name)[0] for name in settings}
+    told = {name for name, output in first.items() if output.random_key is not None}
+    assert told == {"unseeded"}
+    for num_told in (1, 7, 15):
+        other = rig(2, max_range_tokens=5)
+        other.submit("another", prompt(3), temperature=1.0)
+        for name, sampling in settings.items():
+            resumption = Resumption(tuple(tokens[name][:num_told]), first[name].random_key)
+            other.submit(name, prompt(8), max_tokens=16, resumption=resumption, **sampling)
+        assert other.run_all(*settings) == [tokens[name][num_told:] for name in settings]
+        assert {other.recorder.finished[name].finish_reason for name in settings} == {"length"}
 
 
 def test_min_tokens_and_stop_tokens(rig: Rig) -> None:

@@ -97,10 +97,11 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
 
 
 def _weight_nodes(nodes: Sequence[scaler_pb2.WeightNodeStatus]) -> Table:
-    rows = table("weight node", ">epoch", ">running", ">waiting", ">tokens waiting", ">TPOT")
+    rows = table("weight node", "role", ">epoch", ">running", ">waiting", ">tokens waiting", ">TPOT")
     for node in nodes:
         rows.add_row(
             node.node_id,
+            node.role,
             str(node.adopted_epoch),
             str(node.num_requests_running),
             str(node.num_requests_waiting),

@@ -23,6 +23,17 @@ _UINT32 = "I"
 """Tokens are digested as 32 bits each, little-endian."""
 
 
+def new_digest(salt: str = "") -> blake2b:
+    """Return the digest of an empty context: ``update`` it with tokens as little-endian 32-bit numbers.
+
+    What ``digest`` returns then is the key of the context so far, and of the block that ends there.
+    """
+    key = salt.encode()
+    if len(key) > MAX_SALT_BYTES:
+        key = blake2b(key).digest()
+    return blake2b(digest_size=KEY_BYTES, key=key, person=_PURPOSE)
+
+
 class BlockKeys:
     """The keys of one context, which grows at its end. Not shared between threads."""
 
@@ -36,10 +47,7 @@ class BlockKeys:
             salt: contexts with different salts have no key in common.
         """
         self._block_tokens = block_tokens
-        key = salt.encode()
-        if len(key) > MAX_SALT_BYTES:
-            key = blake2b(key).digest()
-        self._digest = blake2b(digest_size=KEY_BYTES, key=key, person=_PURPOSE)
+        self._digest = new_digest(salt)
         self._num_tokens = 0
         self._keys: list[bytes] = []
 

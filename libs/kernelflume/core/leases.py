@@ -9,6 +9,7 @@ from typing import Any, Self, TypeGuard
 from kernelflume.core.figures import is_number, is_whole
 from kernelflume.core.names import node_name
 from kernelflume.core.profile import StepTimes
+from kernelflume.core.roles import WeightNodeRole
 
 _MOST_COUNT = 2**31 - 1
 _MOST_TOKENS = 2**48
@@ -58,6 +59,8 @@ class NodeLoad:
     """Weight node: rows of those steps."""
     step_times: StepTimes | None = None
     """Weight node: where the time of those steps goes; None until enough of them had as many rows."""
+    role: WeightNodeRole = WeightNodeRole.BOTH
+    """Weight node: what routers send it."""
     scan_bytes_per_s: float = 0.0
     """Attention node: bytes of keys and values that its kernel read a second, in recent steps that read
     enough to mean something; 0 while there are none."""
@@ -101,6 +104,7 @@ class LeaseRecord:
         told["tails"] = tuple((node_id, count) for node_id, count in told["tails"])
         if told.get("step_times") is not None:
             told["step_times"] = StepTimes(**told["step_times"])
+        told["role"] = WeightNodeRole.of(told.get("role", ""))
         # A newer version may report more.
         told = {name: value for name, value in told.items() if name in _FIGURES}
         sound = {name: value for name, value in told.items() if _can_be(name, value)}
@@ -115,7 +119,7 @@ def _can_be(name: str, value: object) -> bool:
         return _is_count(value.rows) and all(map(_is_time, (*times, value.overhead_s)))
     if name == "tails":
         return isinstance(value, tuple) and all(_is_count(count) for _, count in value)
-    if name in ("prepared_nodes", "step_times"):
+    if name in ("prepared_nodes", "step_times", "role"):
         return True
     if name == "decode_step_s":
         return _is_time(value) and (value == 0 or value >= _LEAST_STEP_S)

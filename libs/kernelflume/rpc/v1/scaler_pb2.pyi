@@ -122,7 +122,7 @@ class AttentionNodeStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., capacity_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_sequences: _Optional[int] = ..., alive: _Optional[bool] = ..., threshold_tokens: _Optional[int] = ..., fill_seconds: _Optional[float] = ..., num_tails: _Optional[int] = ...) -> None: ...
 
 class WeightNodeStatus(_message.Message):
-    __slots__ = ("node_id", "incarnation", "address", "adopted_epoch", "num_requests_running", "num_requests_waiting", "decode_step_seconds", "waiting_tokens")
+    __slots__ = ("node_id", "incarnation", "address", "adopted_epoch", "num_requests_running", "num_requests_waiting", "decode_step_seconds", "waiting_tokens", "role")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class WeightNodeStatus(_message.Message):
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     address: str
@@ -139,7 +140,8 @@ class WeightNodeStatus(_message.Message):
     num_requests_waiting: int
     decode_step_seconds: float
     waiting_tokens: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., adopted_epoch: _Optional[int] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., decode_step_seconds: _Optional[float] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
+    role: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., adopted_epoch: _Optional[int] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., decode_step_seconds: _Optional[float] = ..., waiting_tokens: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
 
 class SequenceRouteStatus(_message.Message):
     __slots__ = ("weight_node", "sequence_id", "ranges")

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from kernelflume.router.choice import ChoiceText, Delta
-    from kernelflume.router.dispatch import ChoiceJob, Dispatcher
+    from kernelflume.router.course import ChoiceJob
+    from kernelflume.router.dispatch import Dispatcher
     from kernelflume.router.generation import Generation
     from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.placer import Decision
     from kernelflume.router.traces import RequestTrace
     from kernelflume.runtime.clock import Clock
 
@@ -45,6 +47,9 @@ class _Progress:
         self._arrived_at = arrived_at
         self._waiting = True
         metrics.waiting.inc()
+
+    def placed(self, decision: Decision, *, node_id: str, is_resumed: bool) -> None:
+        self._trace.placed(decision, node_id=node_id, is_resumed=is_resumed)
 
     def started(self, num_tokens: int) -> None:
         self.given_up()
@@ -172,6 +177,12 @@ class Completion:
                 await self._arrived.wait()
                 self._watchdog.disarm()
 
+    @property
+    def node_ids(self) -> Sequence[str]:
+        """Names of the weight nodes that the choices run on now, or did last; each once."""
+        sites = (generation.site for generation in self._generations)
+        return tuple(dict.fromkeys(site.node_id for site in sites if site is not None))
+
     def usage(self) -> Usage:
         """Return the tokens so far."""
         first_choices = self._generations[:: self._choices_per_prompt]
@@ -249,7 +260,7 @@ class Completion:
         self._metrics.ended(
             # Weight nodes, and vLLM's metric, know no tools: the text was stopped.
             reason=FinishReason.STOP if reason == TOOL_CALLS else reason,
-            num_prompt_tokens=len(job.prompt_token_ids),
+            num_prompt_tokens=len(job.prompt.token_ids),
             num_tokens=text.num_tokens,
             seconds=seconds,
         )
@@ -258,7 +269,7 @@ class Completion:
             extra={
                 "choice_id": job.request_id,
                 "reason": reason,
-                "num_prompt_tokens": len(job.prompt_token_ids),
+                "num_prompt_tokens": len(job.prompt.token_ids),
                 "num_tokens": text.num_tokens,
                 "seconds": round(seconds, 3),
             },

@@ -15,16 +15,18 @@ from kernelflume.router.body import discard_body, read_json_body
 from kernelflume.router.choice import ChoiceText
 from kernelflume.router.collecting import collect
 from kernelflume.router.completion import Completion
-from kernelflume.router.dispatch import ChoiceJob
+from kernelflume.router.course import ChoiceJob
 from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead
+from kernelflume.router.placer import Prompt
 from kernelflume.router.sampling import for_choice
+from kernelflume.router.sessions import SESSION_HEADER, session_key
 from kernelflume.router.streaming import ClientWatch, EventStreamResponse
 from kernelflume.router.tenants import tenant_of
 from kernelflume.router.traces import RequestTrace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from starlette.requests import Request
 
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from kernelflume.runtime.tracing import Tracer
 
 logger = logging.getLogger(__name__)
+
+NODE_HEADER = "x-kernelflume-weight-node"
+"""Header of an answer that names the weight node it was generated on."""
 
 
 class Gateway:
@@ -119,7 +124,10 @@ class Gateway:
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
             trace.ordered(order, answer_id)
             answer_format = order.new_format(self._head(answer_id, order))
-            completion = self._new_completion(order, answer_id, arrived_at, trace, slot)
+            prompts = _prompts(request, order)
+            completion = self._new_completion(
+                order, prompts, answer_id=answer_id, arrived_at=arrived_at, trace=trace, slot=slot
+            )
             slot.work = completion
             with order.naming_faults():
                 if not order.body.stream:
@@ -149,13 +157,19 @@ class Gateway:
         )
 
     def _new_completion(
-        self, order: Order[Any], answer_id: str, arrived_at: float, trace: RequestTrace, slot: Slot
+        self,
+        order: Order[Any],
+        prompts: Sequence[Prompt],
+        *,
+        answer_id: str,
+        arrived_at: float,
+        trace: RequestTrace,
+        slot: Slot,
     ) -> Completion:
         body = order.body
-        salt = slot.tenant.cache_salt(body.cache_salt)
         jobs = [
-            ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index), salt)
-            for number, (prompt, sampling) in enumerate(zip(order.prompts, order.samplings, strict=True))
+            ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index))
+            for number, (prompt, sampling) in enumerate(zip(prompts, order.samplings, strict=True))
             for index in range(body.n)
         ]
         texts = [
@@ -197,7 +211,11 @@ class Gateway:
             completion.close()
         answer = answer_format.whole(choices, completion.usage())
         trace.answered()
-        return Response(json.dumps(answer, ensure_ascii=False).encode(), media_type="application/json")
+        return Response(
+            json.dumps(answer, ensure_ascii=False).encode(),
+            media_type="application/json",
+            headers=_node_header(completion),
+        )
 
     async def _stream(
         self,
@@ -226,9 +244,24 @@ class Gateway:
             write_timeout_s=self._settings.write_timeout,
             slow_reader_timeout_s=self._settings.slow_reader_timeout,
             clock=self._clock,
+            headers=_node_header(completion),
             on_close=close,
             on_disconnect=self._metrics.disconnects.inc,
         )
+
+
+def _prompts(request: Request, order: Order[Any]) -> list[Prompt]:
+    """Return a request's prompts, with the session that they belong to as far as the client says."""
+    name = request.headers.get(SESSION_HEADER) or order.body.user
+    session = session_key(tenant_of(request.scope).tenant_id, name) if name else None
+    is_shared = order.body.num_prompt_logprobs is None
+    salt = tenant_of(request.scope).cache_salt(order.body.cache_salt)
+    return [Prompt(token_ids, session=session, salt=salt, is_shared=is_shared) for token_ids in order.prompts]
+
+
+def _node_header(completion: Completion) -> dict[str, str]:
+    """Return the header that names the weight nodes of an answer."""
+    return {NODE_HEADER: ", ".join(completion.node_ids)}
 
 
 async def _events(completion: Completion, answer_format: AnswerFormat) -> AsyncGenerator[str, None]:

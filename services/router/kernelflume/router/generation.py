@@ -1,4 +1,7 @@
-"""One choice's run on a weight node: tokens are received as they come and wait until they are taken."""
+"""One choice on weight nodes: tokens are received as they come and wait until they are taken.
+
+A run that is lost with its weight node goes on elsewhere; whoever takes the tokens does not notice.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
     from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.router.attachment import Receiver
+    from kernelflume.router.loads import RunLoad
+    from kernelflume.router.placer import Decision
     from kernelflume.rpc.v1 import wnode_pb2
 
 _MAX_UNTAKEN = 1 << 18
@@ -36,7 +41,11 @@ class Batch:
 
 
 class GenerationObserver(Protocol):
-    """Told of a run's progress, in the event loop."""
+    """Told of a choice's progress, in the event loop."""
+
+    def placed(self, decision: Decision, *, node_id: str, is_resumed: bool) -> None:
+        """Take note of a run that begins on a node, or goes on there where another was lost."""
+        ...
 
     def started(self, num_tokens: int) -> None:
         """Take note of the first event."""
@@ -51,8 +60,17 @@ class GenerationObserver(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RunSite:
+    """Where a run is, and what it is counted as there."""
+
+    address: str
+    node_id: str
+    load: RunLoad
+
+
 class Generation:
-    """Receives one run's news and keeps them.
+    """Receives the news of a choice's runs, one after another, and keeps them.
 
     A slow client holds nothing up on the weight node, nor another client; what is kept are token ids, at most
     the request's max_tokens. Owned by one request, used in one event loop.
@@ -60,35 +78,65 @@ class Generation:
 
     def __init__(
         self,
-        start: Callable[[Receiver], Callable[[], None]],
         *,
         arrived: asyncio.Event,
         observer: GenerationObserver,
-        on_end: Callable[[], None],
+        on_lost: Callable[[Generation, KernelFlumeError], asyncio.Task[None] | None],
+        on_start: Callable[[Generation], None],
+        on_end: Callable[[Generation], None],
     ) -> None:
-        """Begin to run.
+        """Make a generation of which nothing runs yet.
 
         Args:
-            start: starts the run, whose news go to what it is given; returns what cancels it.
             arrived: set at every event and at the end; may be shared by the choices of one request.
             observer: told of progress.
-            on_end: called once, when the run has ended.
+            on_lost: called when a run ends before its time, of which a token was told already; returns the
+                task that begins another or fails the generation, or None where it must end so.
+            on_start: called once, with the first token.
+            on_end: called once, after the last run, of one that had started.
         """
         self._arrived = arrived
         self._observer = observer
+        self._on_lost = on_lost
+        self._on_start = on_start
         self._on_end = on_end
         self._started = asyncio.Event()
-        self._token_ids: list[int] = []
+        self._num_taken = 0
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._finish_reason: FinishReason | None = None
         self._stop_token_id: int | None = None
         self._error: KernelFlumeError | None = None
         self._was_started = False
+        self._is_over = False
         self._last_at = 0.0
+        self.is_run_silent = True
+        """True until the latest run tells a token."""
+        self._cancel: Callable[[], None] = _do_nothing
+        self._resuming: asyncio.Task[None] | None = None
+        self.site: RunSite | None = None
+        """Where the latest run is or was."""
+        self.token_ids: list[int] = []
+        """All tokens so far, but for the eos or stop token that ended the choice."""
+        self.random_key: int | None = None
+        """Key of the random numbers, where the weight node told one."""
         self.num_cached_tokens = 0
-        """Prompt tokens whose keys and values the weight node did not have to compute."""
-        self._cancel = start(self)
+        """Prompt tokens whose keys and values the first weight node did not have to compute."""
+
+    def begin(self, start: Callable[[Receiver], Callable[[], None]], site: RunSite) -> None:
+        """Begin a run; the one before, if there was one, has ended.
+
+        Args:
+            start: starts the run, whose news go to what it is given; returns what cancels it.
+            site: where it is; its load is released when it ends.
+        """
+        self._resuming = None
+        self.site = site
+        self.is_run_silent = True
+        self._cancel = _do_nothing
+        cancel = start(self)
+        if self.site is site:  # else it has ended, and another has begun
+            self._cancel = cancel
 
     async def wait_started(self, *, timeout_s: float) -> None:
         """Wait for the first event, which stays to be taken.
@@ -111,15 +159,19 @@ class Generation:
         Raises:
             KernelFlumeError: the call failed, and all that came before was taken.
         """
-        if self._token_ids or self._finish_reason is not None:
+        token_ids = self.token_ids[self._num_taken :] if self._num_taken else self.token_ids.copy()
+        if token_ids or self._finish_reason is not None:
             batch = Batch(
-                self._token_ids,
+                token_ids,
                 self._finish_reason,
                 self._stop_token_id,
                 self._logprobs,
                 self._prompt_logprobs,
             )
-            self._token_ids, self._finish_reason = [], None
+            self._num_taken += len(token_ids)
+            self._finish_reason = None
+            if self.site is not None:
+                self.site.load.grew(len(token_ids))
             self._logprobs, self._prompt_logprobs = [], []
             return batch
         if self._error is not None:
@@ -127,20 +179,24 @@ class Generation:
         return None
 
     def fail(self, error: KernelFlumeError) -> None:
-        """End the run, with this error for whoever takes next."""
-        if self._error is None:
-            self._error = error
+        """End the run, and the choice, with this error for whoever takes next."""
+        self._error = self._error or error
         self.close()
         self._started.set()
         self._arrived.set()
 
     def close(self) -> None:
         """End the run, if it has not ended; the weight node then frees all it holds for it."""
+        self._is_over = True
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+            self._end()
         self._cancel()
 
     def token(self, token_id: int, now: float) -> None:
         """Take a token that came at ``now``, with nothing else to tell."""
-        self._token_ids.append(token_id)
+        self.token_ids.append(token_id)
         self._progressed(1, now)
 
     def event(self, event: wnode_pb2.GenerateEvent, now: float) -> None:
@@ -149,8 +205,10 @@ class Generation:
         self._prompt_logprobs += map(logprobs_from_proto, event.prompt_logprobs)
         if not num_tokens and not event.finish_reason:
             return  # it came before the first token
-        self._token_ids += event.token_ids
+        self.token_ids += event.token_ids
         self._logprobs += map(logprobs_from_proto, event.logprobs)
+        if event.HasField("random_key"):
+            self.random_key = event.random_key
         if not self._was_started:
             self.num_cached_tokens = event.num_cached_tokens
         if event.finish_reason:
@@ -158,31 +216,55 @@ class Generation:
         self._progressed(num_tokens, now)
 
     def ended(self, error: KernelFlumeError | None) -> None:
-        """Take note that nothing more comes."""
+        """Take note that the run has ended: the choice too, unless another run goes on."""
+        if self.site is not None:
+            self.site.load.release()
+        if error is not None and self._was_started and not self._is_over:
+            self._resuming = self._on_lost(self, error)
+            if self._resuming is not None:
+                return
         self._error = self._error or error
         if self._error is None and not self._was_started:
             self._error = UnavailableError("the weight node ended the request without a token")
+        self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
         self._observer.ended(was_started=self._was_started)
-        self._on_end()
+        if self._was_started:
+            self._on_end(self)
         self._started.set()
         self._arrived.set()
 
     def _progressed(self, num_tokens: int, now: float) -> None:
+        if self.is_run_silent:
+            self._run_began()
         if self._was_started:
             self._observer.received(num_tokens, now - self._last_at)
         else:
             self._was_started = True
+            self._on_start(self)
             self._observer.started(num_tokens)
             self._started.set()
         self._last_at = now
         self._arrived.set()
-        if len(self._token_ids) > _MAX_UNTAKEN:
+        if len(self.token_ids) - self._num_taken > _MAX_UNTAKEN:
             self.fail(UnavailableError("the weight node sent more tokens than were asked for"))
 
+    def _run_began(self) -> None:
+        self.is_run_silent = False
+        if self.site is not None:
+            self.site.load.computed()
+
     def _finish(self, event: wnode_pb2.GenerateEvent) -> None:
+        self._is_over = True
         if event.finish_reason not in {FinishReason.STOP, FinishReason.LENGTH}:
             self._error = UnavailableError("the weight node gave the request up")
             return
         self._finish_reason = FinishReason(event.finish_reason)
         if event.HasField("stop_token_id"):
             self._stop_token_id = event.stop_token_id
+
+
+def _do_nothing() -> None:
+    return

@@ -11,7 +11,7 @@ from kernelflume.router.errors import ClientGoneError
 from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
     from starlette.types import Message, Receive, Scope, Send
@@ -98,6 +98,7 @@ class EventStreamResponse(Response):
         write_timeout_s: float,
         slow_reader_timeout_s: float,
         clock: Clock,
+        headers: Mapping[str, str],
         on_close: Callable[[], None],
         on_disconnect: Callable[[], None],
     ) -> None:
@@ -109,10 +110,11 @@ class EventStreamResponse(Response):
             slow_reader_timeout_s: bound of all such waits together: for one that reads, but slower than it
                 is written to.
             clock: for these waits.
+            headers: of the response, besides those that every stream has.
             on_close: called once at the end, however it came.
             on_disconnect: called before that if the client did not stay until the end.
         """
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._write_timeout_s = write_timeout_s

@@ -127,6 +127,7 @@ def _weight_node(record: LeaseRecord) -> scaler_pb2.WeightNodeStatus:
         num_requests_waiting=record.load.num_requests_waiting,
         decode_step_seconds=record.load.decode_step_s,
         waiting_tokens=record.load.waiting_tokens,
+        role=record.load.role,
     )
 
 

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import DeadlineError, InvalidRequestError, KernelFlumeError, UnavailableError
-from kernelflume.rpc.codec import sampling_from_proto
+from kernelflume.rpc.codec import resumption_of, sampling_from_proto
 from kernelflume.runtime.logging import LOG_FIELDS
 from kernelflume.wnode.replies import replies_of
 from kernelflume.wnode.traces import GenerateTrace
@@ -15,6 +15,7 @@ from kernelflume.wnode.traces import GenerateTrace
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from kernelflume.core.resumption import Resumption
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.rpc.v1 import wnode_pb2
     from kernelflume.runtime.tracing import Tracer
@@ -131,10 +132,15 @@ class Attachment:
         trace = GenerateTrace.begin(self._tracer, asked, tuple(submission.trace_context.items()))
         request = AttachedRequest(number, asked, trace)
         prompt = list(asked.prompt_token_ids)
+        resumption = resumption_of(asked)
         try:
             sampling = sampling_from_proto(asked.sampling)
             self._requests.enter(
-                request.request_id, prompt, sampling, lambda output: self._receive(request, output)
+                request.request_id,
+                prompt,
+                sampling,
+                lambda output: self._receive(request, output),
+                resumption,
             )
         except Exception as error:  # noqa: BLE001 - the boundary: the request fails by itself
             self._refuse(request, error)
@@ -144,12 +150,16 @@ class Attachment:
             loop = asyncio.get_running_loop()
             request.timer = loop.call_later(submission.timeout_seconds, self._expire, request)
         if sampling.grammar is None:
-            self._start(request, prompt, sampling, b"")
+            self._start(request, prompt, sampling, resumption, b"")
         else:
-            request.starting = asyncio.create_task(self._start_guided(request, prompt, sampling))
+            request.starting = asyncio.create_task(self._start_guided(request, prompt, sampling, resumption))
 
     async def _start_guided(
-        self, request: AttachedRequest, prompt: list[int], sampling: SamplingParameters
+        self,
+        request: AttachedRequest,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        resumption: Resumption,
     ) -> None:
         # The task has a context of its own.
         LOG_FIELDS.set({"request_id": request.request_id, **request.trace.ids})
@@ -160,10 +170,15 @@ class Attachment:
             self._fail(request, error)
         else:
             request.starting = None
-            self._start(request, prompt, sampling, grammar)
+            self._start(request, prompt, sampling, resumption, grammar)
 
     def _start(
-        self, request: AttachedRequest, prompt: list[int], sampling: SamplingParameters, grammar: bytes
+        self,
+        request: AttachedRequest,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        resumption: Resumption,
+        grammar: bytes,
     ) -> None:
         try:
             self._requests.submit(
@@ -172,6 +187,7 @@ class Attachment:
                 sampling,
                 grammar,
                 traced=request.trace.recording,
+                resumption=resumption,
                 cache_salt=request.cache_salt,
             )
         except UnavailableError as error:

@@ -35,6 +35,7 @@ from kernelflume.wnode.messages import (
     TokenOutput,
 )
 from kernelflume.wnode.sampler import Sampled, sample
+from kernelflume.wnode.sampling.draw import signed
 from kernelflume.wnode.sampling.logprobs import RawLogprobs
 from kernelflume.wnode.sequence import Sequence
 from kernelflume.wnode.step_clock import StepClock
@@ -162,20 +163,25 @@ class Engine:
 
     def _submit(self, submit: Submit, matcher: Matcher | None = None) -> None:
         self._num_requests += 1
-        seed = submit.sampling.seed
-        key = seed if seed is not None else (self._seed << 32) + self._num_requests
         sequence = Sequence(
             submit.request_id,
             submit.prompt,
             submit.sampling,
-            key,
+            self._random_key(submit),
             self._clock.now(),
             matcher=matcher,
             traced=submit.traced,
             cache_salt=submit.cache_salt,
+            output=list(submit.resumption.output_token_ids),
         )
         self._prefix_cache.enter(sequence)
         self._scheduler.submit(sequence)
+
+    def _random_key(self, submit: Submit) -> int:
+        if submit.sampling.seed is not None:
+            return submit.sampling.seed
+        key = submit.resumption.random_key
+        return signed((self._seed << 32) + self._num_requests) if key is None else key
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -394,11 +400,15 @@ class Engine:
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         sampling = sequence.sampling
-        is_first = not sequence.output
-        queue_s = sequence.queue_s if is_first else None
-        num_cached = (sequence.num_cached or 0) if is_first else 0
-        if is_first and self._prefix_cache.looks_up(sequence):
-            self._reporter.count_prefix(len(sequence.prompt), num_cached)
+        queue_s = random_key = None
+        num_cached = 0
+        if not sequence.has_told:
+            queue_s = sequence.queue_s
+            num_cached = sequence.num_cached or 0
+            if sampling.seed is None and not sampling.is_greedy:
+                random_key = sequence.random_key
+            if self._prefix_cache.looks_up(sequence):
+                self._reporter.count_prefix(len(sequence.prompt), num_cached)
         prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         is_eos = token in self._eos_token_ids and (not sampling.ignore_eos or sequence.matcher is not None)
         if is_eos or token in sampling.stop_token_ids:
@@ -411,6 +421,7 @@ class Engine:
                 prompt_logprobs=prompt_logprobs,
                 num_cached_tokens=num_cached,
                 steps=sequence.take_steps(),
+                random_key=random_key,
             )
         if sequence.matcher is not None and not sequence.matcher.accept(token):
             return TokenOutput(
@@ -428,6 +439,7 @@ class Engine:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=num_cached,
             steps=sequence.take_steps(),
+            random_key=random_key,
         )
 
     # --- ends ----------------------------------------------------------------------------------------

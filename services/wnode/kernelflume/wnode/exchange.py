@@ -181,7 +181,9 @@ class StepExchange:
         staging.copy_(keys_values[:, writer.rows])
         settle(staging.device)
         link.post_append(slot, writer.num_rows, writer.entries, writer.num_pages)
-        self._links.kv_traffic.step_bytes += link.layout.append_bytes(link.layout.bucket_rows(writer.num_rows))
+        self._links.kv_traffic.step_bytes += link.layout.append_bytes(
+            link.layout.bucket_rows(writer.num_rows)
+        )
 
     def _missing(self, layer: int) -> list[Link]:
         return [reader.link for reader in self._readers if not reader.link.has_partial(layer, self._step)]

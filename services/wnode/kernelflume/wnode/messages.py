@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kernelflume.core.resumption import FROM_THE_START
 from kernelflume.wnode.kv_traffic import KvTraffic
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from kernelflume.core.profile import StepTimes
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.regions import DeviceLanes, MemoryRegion
+    from kernelflume.core.resumption import Resumption
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
     from kernelflume.wnode.settings import WeightNodeSettings
@@ -49,6 +51,8 @@ class Submit:
     """Tell with its tokens what its steps took."""
     cache_salt: str = ""
     """Only requests with the same one share keys and values."""
+    resumption: Resumption = FROM_THE_START
+    """How far another run of the request came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,8 @@ class TokenOutput:
     """With the first token: prompt tokens that were found in the pool and not computed."""
     steps: tuple[StepTrace, ...] = ()
     """Of a traced request: its steps since the output before."""
+    random_key: int | None = None
+    """With the first token of a request that draws and brought no seed: the key of its random numbers."""
 
 
 @dataclass(frozen=True, slots=True)

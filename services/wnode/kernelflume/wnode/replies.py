@@ -31,6 +31,14 @@ def event_of(outputs: Sequence[TokenOutput]) -> wnode_pb2.GenerateEvent:
         num_cached_tokens=outputs[0].num_cached_tokens,
         stop_token_id=last.stop_token_id,
         logprobs=[logprobs_to_proto(found) for output in outputs for found in output.logprobs],
+        random_key=outputs[0].random_key,
+    )
+
+
+def has_more(output: TokenOutput) -> bool:
+    """Tell whether an output says more than its tokens."""
+    return bool(output.finish_reason or output.logprobs or output.num_cached_tokens) or (
+        output.random_key is not None
     )
 
 
@@ -67,7 +75,7 @@ def _replies_of(news: Sequence[News]) -> list[wnode_pb2.AttachReply]:
                 wnode_pb2.AttachReply(events=[wnode_pb2.RequestEvent(number=number, event=event)])
                 for event in prompt_events(output.prompt_logprobs)
             ]
-        if output.finish_reason or output.logprobs or output.num_cached_tokens or number in with_event:
+        if has_more(output) or number in with_event:
             # A reply's events come after its columns: what follows one of a request must be one, too.
             with_event.add(number)
             events.append(wnode_pb2.RequestEvent(number=number, event=event_of((output,))))

@@ -13,12 +13,14 @@ from kernelflume.core.errors import (
     OverloadedError,
     UnavailableError,
 )
+from kernelflume.core.resumption import FROM_THE_START
 from kernelflume.wnode.messages import Cancel, StepOutput, Submit, TokenOutput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from kernelflume.core.grammar import Grammar
+    from kernelflume.core.resumption import Resumption
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.wnode.messages import Command
 
@@ -48,11 +50,14 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._sinks)
 
-    def check(self, prompt: list[int], sampling: SamplingParameters) -> None:
+    def check(
+        self, prompt: list[int], sampling: SamplingParameters, resumption: Resumption = FROM_THE_START
+    ) -> None:
         """Refuse what can never run.
 
         Raises:
-            InvalidRequestError: the prompt is empty, too long, or has an id outside the vocabulary.
+            InvalidRequestError: the prompt is empty, too long, or has an id outside the vocabulary; it goes
+                on after its end.
         """
         if not prompt:
             raise InvalidRequestError("the prompt has no tokens", parameter="prompt")
@@ -62,14 +67,24 @@ class RequestTable:
                 f"{self._max_model_len} tokens of context",
                 parameter="prompt",
             )
+        output = resumption.output_token_ids
+        if len(output) >= sampling.max_tokens or len(prompt) + len(output) >= self._max_model_len:
+            raise InvalidRequestError(f"the request ended with the last of its {len(output)} tokens")
         biased = (token for token, _ in sampling.logit_bias)
-        highest = max(*prompt, *sampling.stop_token_ids, *sampling.allowed_token_ids, *biased, 0)
+        highest = max(*prompt, *output, *sampling.stop_token_ids, *sampling.allowed_token_ids, *biased, 0)
         if highest >= self._vocab_size:
             raise InvalidRequestError(
                 f"token id {highest} is outside the vocabulary of {self._vocab_size}", parameter="prompt"
             )
 
-    def enter(self, request_id: str, prompt: list[int], sampling: SamplingParameters, sink: Sink) -> None:
+    def enter(
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        sink: Sink,
+        resumption: Resumption = FROM_THE_START,
+    ) -> None:
         """Take a request in, whose outputs go to ``sink`` until it is told to ``leave``.
 
         Raises:
@@ -77,7 +92,7 @@ class RequestTable:
             OverloadedError: as many requests as may be are in flight.
             ConflictError: the id is in use.
         """
-        self.check(prompt, sampling)
+        self.check(prompt, sampling, resumption)
         if len(self._sinks) >= self._max_in_flight:
             raise OverloadedError(f"{len(self._sinks)} requests are running or waiting", retry_after_s=1.0)
         if request_id in self._sinks:
@@ -101,13 +116,14 @@ class RequestTable:
         *,
         traced: bool,
         cache_salt: str = "",
+        resumption: Resumption = FROM_THE_START,
     ) -> None:
         """Hand a request that was taken in to the engine.
 
         Raises:
             UnavailableError: the engine is gone.
         """
-        self._send(Submit(request_id, prompt, sampling, grammar, traced, cache_salt))
+        self._send(Submit(request_id, prompt, sampling, grammar, traced, cache_salt, resumption))
 
     def leave(self, request_id: str, *, ended: bool) -> None:
         """Forget a request, and cancel it unless its last output has come."""
@@ -124,6 +140,7 @@ class RequestTable:
         *,
         traced: bool = False,
         cache_salt: str = "",
+        resumption: Resumption = FROM_THE_START,
     ) -> AsyncIterator[list[TokenOutput]]:
         """Run a request; yield what came since the last time. Leaving the iteration cancels the request.
 
@@ -134,11 +151,19 @@ class RequestTable:
             UnavailableError: the engine is gone.
         """
         queue: asyncio.Queue[TokenOutput] = asyncio.Queue()
-        self.enter(request_id, prompt, sampling, queue.put_nowait)
+        self.enter(request_id, prompt, sampling, queue.put_nowait, resumption)
         ended = False
         try:
             grammar = await self.compile(sampling)
-            self.submit(request_id, prompt, sampling, grammar, traced=traced, cache_salt=cache_salt)
+            self.submit(
+                request_id,
+                prompt,
+                sampling,
+                grammar,
+                traced=traced,
+                cache_salt=cache_salt,
+                resumption=resumption,
+            )
             while not ended:
                 outputs = [await queue.get()]
                 while not queue.empty():

@@ -73,6 +73,8 @@ class Sequence:
     """Name on attention nodes; a restarted sequence gets a new one, so that a late free hits nothing."""
     state: SequenceState = SequenceState.WAITING
     output: list[int] = field(default_factory=list)
+    num_resumed: int = field(init=False)
+    """Output tokens that another run of the request generated and told."""
     num_computed: int = 0
     route: SequenceRoute = field(default_factory=SequenceRoute)
     """Of a waiting sequence: what it shares of the pool until it runs."""
@@ -113,7 +115,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         sampling = self.sampling
+        self.num_resumed = len(self.output)
         self.seen = SeenTokens(self.prompt) if sampling.has_penalties else None
+        if self.seen is not None:
+            for token in self.output:
+                self.seen.add(token)
         has_rules = sampling.has_rules or self.matcher is not None
         is_simple = not has_rules and sampling.logprobs is None
         self._simple_from = sampling.min_tokens if is_simple else None
@@ -144,6 +150,11 @@ class Sequence:
             and not self.output
             and len(self.prompt_logprobs) < len(self.prompt) - 1
         )
+
+    @property
+    def has_told(self) -> bool:
+        """True once a token of this run was told."""
+        return len(self.output) > self.num_resumed
 
     @property
     def num_tokens(self) -> int:

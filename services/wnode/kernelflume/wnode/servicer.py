@@ -9,6 +9,7 @@ from kernelflume.core.errors import DeadlineError
 from kernelflume.core.names import node_name
 from kernelflume.rpc.codec import (
     geometry_to_proto,
+    resumption_of,
     route_to_proto,
     sampling_from_proto,
     step_times_to_proto,
@@ -58,6 +59,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 list(request.prompt_token_ids),
                 sampling,
                 traced=trace.recording,
+                resumption=resumption_of(request),
                 cache_salt=request.cache_salt,
             )
             async for outputs in stream:
@@ -114,6 +116,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             adopted_epoch=shell.adopted_epoch,
             prepared_nodes=shell.endpoints.prepared,
             num_steps=report.num_steps if report else 0,
+            waiting_tokens=report.num_waiting_tokens if report else 0,
+            block_tokens=shell.endpoints.block_tokens,
             step_times=step_times_to_proto(report.step_times) if report and report.step_times else None,
         )
 
@@ -126,6 +130,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             max_model_len=shell.max_model_len,
             vocab_size=shell.config.vocab_size,
             eos_token_ids=shell.config.eos_token_ids,
+            node_id=shell.settings.node_id,
+            role=shell.settings.role,
         )
 
     async def PrepareEndpoint(

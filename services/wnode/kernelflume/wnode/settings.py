@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from kernelflume.core.roles import WeightNodeRole
 from kernelflume.runtime.settings import ServiceSettings
 
 
@@ -19,6 +20,10 @@ class WeightNodeSettings(ServiceSettings):
     """Name of this weight node, unique in the cluster."""
     address: str = "127.0.0.1:8200"
     """host:port of the gRPC service; port 0 picks a free one."""
+    role: WeightNodeRole = WeightNodeRole.BOTH
+    """What routers send it: `both`, whole requests and parts of divided ones; `prefill`, prompts, which
+    another node goes on with after the first token; `decode`, only that rest. It is a wish: where no other
+    node serves, this one gets everything."""
     model: str
     """Hugging Face folder, .gguf file, or `smollm2`."""
     served_model_id: str = ""

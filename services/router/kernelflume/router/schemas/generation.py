@@ -100,7 +100,7 @@ class GenerationBody(RequestBody):
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     """Only requests of one key with the same salt share what was computed of their prompts."""
     user: str | None = None
-    """A label of the caller's own; not used."""
+    """Names the session that the request belongs to, where the header x-session-id does not."""
     metadata: Labels | None = None
     """Labels of the caller's own; not used."""
 

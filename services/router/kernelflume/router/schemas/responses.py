@@ -157,7 +157,7 @@ class ResponsesRequest(RequestBody):
     stream_options: ResponseStreamOptions | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     user: str | None = None
-    """A label of the caller's own; not used."""
+    """Names the session that the request belongs to, where the header x-session-id does not."""
     metadata: Labels = Field(default_factory=dict)
     """Labels of the caller's own; given back."""
     safety_identifier: str | None = None
@@ -196,6 +196,7 @@ class ResponsesRequest(RequestBody):
             "response_format": self.text.format.for_chat(),
             "stream": self.stream,
             "cache_salt": self.cache_salt,
+            "user": self.user,
         }
         return parse(ChatCompletionRequest, json.dumps(body).encode())
 
