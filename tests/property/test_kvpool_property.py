@@ -191,10 +191,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def names_and_their_order_of_use_are_those_of_the_model(self) -> None:
         names = self.model.names
-        assert sorted(self.pool.blocks.named_pages()) == sorted(
-            page for key in names if (page := self.pool.blocks.find(key)) is not None
-        )
-        assert len(list(self.pool.blocks.named_pages())) == len(names)
+        named = [page for page in range(NUM_PAGES) if self.pool.blocks.is_named(page)]
+        assert named == sorted(page for key in names if (page := self.pool.blocks.find(key)) is not None)
+        assert len(named) == len(names)
+        assert self.pool.blocks.num_idle_tokens == sum(len(page.numbers) for page, _ in self.model.idle)
         assert [self.pool.blocks.block_of(page) for page in self.pool.blocks.idle_pages] == [
             page.block for page, _ in self.model.idle
         ]
