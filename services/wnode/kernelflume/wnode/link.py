@@ -149,6 +149,11 @@ class Link:
         return self.num_free_pages - promised - taken
 
     @property
+    def is_settling(self) -> bool:
+        """True when the node may soon have more free pages, or sequences here that can give some back."""
+        return self.num_frees_in_flight > 0 or self.num_endings > 0 or bool(self._shares_in_flight)
+
+    @property
     def is_quiet(self) -> bool:
         """True when all that was posted has been answered, so that no write is under way, here or there."""
         return (
