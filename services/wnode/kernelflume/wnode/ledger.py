@@ -224,6 +224,7 @@ class Ledger:
             self._rooms(),
             -(-sequence.num_pending // page_tokens),
             min_pages=-(-self.spread_tokens // page_tokens),
+            after=sequence.route.tail_node_id,
         )
         ends = accumulate((num_pages * page_tokens for _, num_pages in shares), initial=sequence.num_computed)
         plan = tuple((node_id, end) for (node_id, _), end in zip(shares, list(ends)[1:], strict=True))
