@@ -23,14 +23,16 @@ GOLDEN: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "golden" / "smollm2.json").read_text(encoding="utf-8")
 )
 PAGE_TOKENS = 16
-NUM_TOKENS = 24
-SETTINGS = {"KERNELFLUME_ANODE_PAGE_TOKENS": str(PAGE_TOKENS)}
+NUM_TOKENS = 12
+SETTINGS = {"KERNELFLUME_ANODE_PAGE_TOKENS": str(PAGE_TOKENS), "KERNELFLUME_WNODE_SPREAD_TOKENS": "128"}
 SESSIONS = {
     "chat": ("chat_gravity", "chat_poem", "recipe", "letter"),
     "code": ("code_python", "code_c", "code_sql", "word"),
     "long": ("long_1500", "history", "chat_advice", "story"),
 }
 """Name -> what each turn brings."""
+MAX_PIECE = 500
+"""Tokens of the longest piece: enough to be spread over three nodes."""
 
 
 def whole_blocks(num_tokens: int) -> int:
@@ -47,38 +49,34 @@ Turn = tuple[list[int], list[int]]
 
 
 async def play(stack: Stack, name: str) -> list[Turn]:
-    """Play a session without looking at what was cached."""
+    """Play a session in which no turn shares with another."""
     context: list[int] = []
     turns: list[Turn] = []
-    for piece in SESSIONS[name]:
-        context = context + GOLDEN[piece]["prompt"]
-        output = await stack.generate(context, NUM_TOKENS)
+    for number, piece in enumerate(SESSIONS[name]):
+        context = context + GOLDEN[piece]["prompt"][:MAX_PIECE]
+        answer = await stack.complete(context, NUM_TOKENS, cache_salt=f"{name} {number} by itself")
+        assert cached_tokens(answer) == 0
+        output = answer["choices"][0]["token_ids"]
         turns.append((context, output))
         context = context + output
     return turns
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Turn]]:
-    """All sessions as they go without the cache."""
-
-    async def play_all() -> dict[str, list[Turn]]:
-        turns = await asyncio.gather(*(play(plain, name) for name in SESSIONS))
-        # What never shares anything says so.
-        again = await plain.complete(turns[0][-1][0], 1)
-        assert cached_tokens(again) == 0
-        return dict(zip(SESSIONS, turns, strict=True))
-
-    folder = tmp_path_factory.mktemp("plain")
-    with serve(folder, "--attention-nodes", "1", "--no-enable-prefix-caching", **SETTINGS) as plain:
-        return asyncio.run(play_all())
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with serve(tmp_path_factory.mktemp("cache"), "--attention-nodes", "1", **SETTINGS) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    spread = {"KERNELFLUME_WNODE_SPREAD_TOKENS": "256"}
-    with serve(tmp_path_factory.mktemp("cache"), "--attention-nodes", "1", **SETTINGS, **spread) as served:
-        yield served
+def sessions(stack: Stack) -> dict[str, list[Turn]]:
+    """All sessions as they go where everything is computed."""
+
+    async def play_all() -> dict[str, list[Turn]]:
+        turns = await asyncio.gather(*(play(stack, name) for name in SESSIONS))
+        return dict(zip(SESSIONS, turns, strict=True))
+
+    return asyncio.run(play_all())
 
 
 async def check(stack: Stack, turns: list[Turn], *, salt: str, at_least: int | None = None) -> None:
@@ -138,8 +136,8 @@ async def test_sessions_go_on_across_scale_events(stack: Stack, sessions: dict[s
 
 
 async def test_common_beginning_of_concurrent_requests(stack: Stack) -> None:
-    system = GOLDEN["long_1500"]["prompt"][:1000]
-    pieces = [golden["prompt"][:60] for name, golden in GOLDEN.items() if name.startswith(("chat", "code"))]
+    system = GOLDEN["long_1500"]["prompt"][: MAX_PIECE + 3]
+    pieces = [golden["prompt"][:20] for name, golden in GOLDEN.items() if name.startswith(("chat", "code"))]
     prompts = [[*system, 100 + number, *piece] for number, piece in enumerate(pieces)]
     alone = [
         await stack.generate(prompt, NUM_TOKENS, cache_salt=str(number))
@@ -160,17 +158,20 @@ async def test_attention_node_that_is_killed_costs_no_token(
     await asyncio.to_thread(stack.scale, 3)
     turns = sessions["long"]
     await check(stack, turns[:2], salt="killed")
-    golden = GOLDEN["long_2000"]
+    prompt = GOLDEN["long_2000"]["prompt"][:MAX_PIECE]
+    expected = await stack.generate(prompt, 40)
     stream = Stream()
-    running = asyncio.create_task(
-        stack.stream(golden["prompt"], len(golden["output"]), stream, cache_salt="killed")
-    )
+    running = asyncio.create_task(stack.stream(prompt, 40, stream, cache_salt="killed"))
     while len(stream.token_ids) < 5:  # noqa: ASYNC110 - filled by another task
         await asyncio.sleep(0.05)
-    victim = stack.attention_node_processes()[-1]
+    victim = next(
+        process
+        for process in stack.attention_node_processes()
+        if "kernelflume.anode.worker" in " ".join(process.cmdline())
+    )
     victim.kill()
     await running
-    assert stream.token_ids == golden["output"]
+    assert stream.token_ids == expected
     for context, output in turns[2:]:
         answer = await stack.complete(context, NUM_TOKENS, cache_salt="killed")
         assert answer["choices"][0]["token_ids"] == output
@@ -181,7 +182,7 @@ async def test_attention_node_that_is_killed_costs_no_token(
 
 
 async def test_every_format_tells_what_was_cached(stack: Stack) -> None:
-    messages = [{"role": "user", "content": "Tell me of " + " and ".join(f"town {n}" for n in range(60))}]
+    messages = [{"role": "user", "content": "Tell me of " + " and ".join(f"town {n}" for n in range(40))}]
     common = {"model": "smollm2", "temperature": 0, "cache_salt": "formats"}
     async with httpx.AsyncClient(timeout=WAIT_S, base_url=stack.url) as client:
 

@@ -36,7 +36,7 @@ def ask(weight: LocalWeightNode, name: str, tokens: list[int], **fields: object)
 
 def cached(weight: LocalWeightNode, name: str) -> int:
     outputs = [output for event in weight.recorder.of(StepOutput) for output in event.outputs]
-    told = [output.num_cached_tokens for output in outputs if output.request_id == name]
+    told: list[int] = [output.num_cached_tokens for output in outputs if output.request_id == name]
     assert not any(told[1:])
     return told[0]
 
