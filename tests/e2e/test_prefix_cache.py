@@ -229,4 +229,4 @@ async def test_two_keys_never_share(tmp_path: Path) -> None:
 def create_key(name: str, path: Path) -> str:
     result = CliRunner().invoke(app, ["keys", "create", name, "--file", str(path)])
     assert result.exit_code == 0, result.output
-    return next(word for word in result.output.split() if word.startswith("sk-"))
+    return result.stdout.strip()
