@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernelflume.core.ranges import SequenceRoute
 from kernelflume.transport.wire import BLOCK_DTYPE, Found, Shared
 from kernelflume.wnode.lookups import Lookups
 from kernelflume.wnode.messages import RoutesChanged
 from kernelflume.wnode.publisher import Publisher
+from kernelflume.wnode.runs import runs_of
 from kernelflume.wnode.sequence import LookupPhase
 
 if TYPE_CHECKING:
@@ -73,8 +75,10 @@ class PrefixCache:
 
     def looks_up(self, sequence: Sequence) -> bool:
         """Tell whether a sequence shares what it finds in the pool."""
+        if sequence.handed.ranges:
+            return True
         # Log probabilities of a prompt's tokens come with its computation.
-        return self._enabled and sequence.sampling.prompt_logprobs is None
+        return self._enabled and (sequence.sampling.prompt_logprobs is None or bool(sequence.output))
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Tell whether a waiting sequence has nothing more to look up."""
@@ -110,6 +114,29 @@ class PrefixCache:
             keys = sequence.block_keys(sequence.num_computed, page_tokens).keys
             self._publisher.publish(sequence, keys, page_tokens)
 
+    def name_all(self, sequence: Sequence) -> int:
+        """Name all that a sequence has computed, its last block too, for a weight node that goes on with it.
+
+        Returns:
+            What ``has_settled`` is to be asked for.
+        """
+        page_tokens = self._links.page_tokens
+        if sequence.route.ranges and page_tokens:
+            keys = sequence.block_keys(sequence.num_computed, page_tokens)
+            self._publisher.publish(sequence, keys.keys, page_tokens)
+            if sequence.num_computed % page_tokens and keys.num_tokens == sequence.num_computed:
+                self._publisher.publish_rest(sequence, keys.key(), page_tokens)
+        return self._publisher.last_number
+
+    def has_settled(self, number: int) -> bool:
+        """Tell whether the names up to this number are known to the attention nodes."""
+        return self._publisher.has_settled(number)
+
+    def abandon(self, sequence: Sequence) -> None:
+        """Let a waiting sequence hold nothing and look for nothing."""
+        self.release(sequence)
+        self._scheduler.give_back(sequence)
+
     def release(self, sequence: Sequence) -> None:
         """Free what a sequence holds that ends or restarts, once what it computed is named."""
         self._lookups.cancel(sequence)
@@ -137,10 +164,9 @@ class PrefixCache:
     def lose(self, node_id: str) -> None:
         """Use nothing more of a node: what waits and shares pages there looks up again."""
         self._lookups.lose(node_id)
-        for sequence in self._scheduler.waiting:
+        for sequence in (*self._scheduler.waiting, *self._scheduler.held):
             if node_id in sequence.route.node_ids:
-                self.release(sequence)
-                self._scheduler.give_back(sequence)
+                self.abandon(sequence)
 
     def forget_link(self, node_name: str) -> None:
         """Expect no answer over a link that was closed."""
@@ -153,8 +179,6 @@ class PrefixCache:
             self._send(RoutesChanged({sequence.sequence_id: sequence.route}, ()))
 
     def _begin_due(self, now: float) -> None:
-        if not self._enabled:
-            return
         page_tokens = self._ledger.page_tokens
         if not page_tokens or self._scheduler.is_starved:
             return
@@ -170,6 +194,9 @@ class PrefixCache:
                 self._begin(sequence, page_tokens)
 
     def _begin(self, sequence: Sequence, page_tokens: int) -> None:
+        if sequence.handed.ranges:
+            self._begin_handed(sequence, page_tokens)
+            return
         # The last token is computed in any case: its logits are what comes next.
         num_blocks = (sequence.num_tokens - 1) // page_tokens
         if not num_blocks:
@@ -179,3 +206,17 @@ class PrefixCache:
         keys = sequence.block_keys(num_blocks * page_tokens, page_tokens).keys[:num_blocks]
         packed = np.frombuffer(b"".join(keys), BLOCK_DTYPE["key"])
         self._lookups.begin(sequence, packed, self._ledger.table.active, page_tokens)
+
+    def _begin_handed(self, sequence: Sequence, page_tokens: int) -> None:
+        """Share what another weight node holds, without asking who has it."""
+        route, sequence.handed = sequence.handed, SequenceRoute()
+        runs = runs_of(route, page_tokens)
+        if not runs or route.num_tokens != sequence.num_tokens - 1:
+            return  # it is looked up as any other
+        sequence.lookup = LookupPhase.UNDER_WAY
+        keys = sequence.block_keys(route.num_tokens, page_tokens)
+        names = [*keys.keys[: route.num_tokens // page_tokens]]
+        if route.num_tokens % page_tokens:
+            names.append(keys.key())
+        packed = np.frombuffer(b"".join(names), BLOCK_DTYPE["key"])
+        self._lookups.take_over(sequence, packed, runs, page_tokens, num_tokens=route.num_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernelflume.rpc.codec import logprobs_to_proto
+from kernelflume.rpc.codec import logprobs_to_proto, route_to_proto
 from kernelflume.rpc.status import failure_to_proto
 from kernelflume.rpc.v1 import wnode_pb2
 
@@ -32,13 +32,14 @@ def event_of(outputs: Sequence[TokenOutput]) -> wnode_pb2.GenerateEvent:
         stop_token_id=last.stop_token_id,
         logprobs=[logprobs_to_proto(found) for output in outputs for found in output.logprobs],
         random_key=outputs[0].random_key,
+        held=None if last.held is None else wnode_pb2.Held(ranges=route_to_proto(last.held)),
     )
 
 
 def has_more(output: TokenOutput) -> bool:
     """Tell whether an output says more than its tokens."""
     return bool(output.finish_reason or output.logprobs or output.num_cached_tokens) or (
-        output.random_key is not None
+        output.random_key is not None or output.held is not None
     )
 
 
