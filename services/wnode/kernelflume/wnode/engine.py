@@ -177,16 +177,6 @@ class Engine:
             case GoOn():
                 self._hand_overs.go_on(sequence)
 
-    def _interrupt(self, sequence: Sequence, command: Cancel | HandOver | GoOn) -> None:
-        match command:
-            case Cancel():
-                self._end(sequence)
-                self._emit(TokenOutput(sequence.request_id, (), FinishReason.ABORT))
-            case HandOver():
-                self._hand_overs.order(sequence)
-            case GoOn():
-                self._hand_overs.go_on(sequence)
-
     def _submit(self, submit: Submit, matcher: Matcher | None = None) -> None:
         self._num_requests += 1
         sequence = Sequence(

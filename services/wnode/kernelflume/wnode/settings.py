@@ -87,7 +87,7 @@ class WeightNodeSettings(ServiceSettings):
     hold_timeout_s: float = Field(default=15.0, gt=0)
     """Longest time that a sequence stands still for another weight node before it fails. A router that has
     none lets it go on much earlier, and one that is gone ends it with its stream."""
-    drain_timeout_s: float = Field(default=5.0, ge=0)
+    drain_timeout_s: float = Field(default=2.0, ge=0)
     """How long requests may still run once the node is to end: routers hand them over to other weight nodes,
     which takes a step; where there is none, they end here or are cut off."""
     prepare_timeout_s: float = Field(default=20.0, gt=0)
