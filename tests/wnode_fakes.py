@@ -18,8 +18,7 @@ class FakeLink:
     page_tokens: int = 4
     num_pages: int = 100
     num_usable_pages: int = 100
-    num_frees_in_flight: int = 0
-    num_endings: int = 0
+    is_settling: bool = False
 
 
 @dataclass

@@ -1,110 +1,206 @@
-"""Over any series of appends, frees and exhaustion no page is lost or owned twice, and every token stays."""
+"""Over any series of appends, names, shares, ends and exhaustion the pool does what a simple model does."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.page_model import ModelSequence, PageModel
 
+from kernelflume.anode.block_index import Block, BlockIndex
 from kernelflume.anode.host_pages import HostPages
 from kernelflume.anode.kvpool import HeldSequence, KvPool
 from kernelflume.anode.pages import PageAllocator
-from kernelflume.core.errors import KvPoolExhaustedError
+from kernelflume.core.errors import KvPoolExhaustedError, LifecycleError
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.runtime.clock import ManualClock
 
 GEOMETRY = KvGeometry(
     model_id="m", model_revision="1", num_layers=2, num_query_heads=2, num_kv_heads=2, head_dim=2,
     dtype="float32", kv_dtype="float32",
 )  # fmt: skip
 NUM_PAGES, PAGE_TOKENS = 12, 3
+IDS = st.integers(0, 4)
+KEYS = st.sampled_from([bytes([number]) * 16 for number in range(8)])
+GONE = Block(b"gone" * 4, 0, PAGE_TOKENS)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Tokens carry distinct numbers, so that any mix-up shows."""
+    """Tokens carry distinct numbers, so that any mix-up shows; names are drawn at random, so they clash."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(is_cache=st.booleans(), ttl_s=st.sampled_from([0.0, 5.0]))
+    def begin(self, is_cache: bool, ttl_s: float) -> None:
+        self.clock = ManualClock()
         self.pool = KvPool(
-            GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=NUM_PAGES * PAGE_TOKENS * GEOMETRY.token_bytes
+            GEOMETRY,
+            page_tokens=PAGE_TOKENS,
+            num_bytes=NUM_PAGES * PAGE_TOKENS * GEOMETRY.token_bytes,
+            blocks=BlockIndex(self.clock, is_cache=is_cache, ttl_s=ttl_s),
         )
         assert isinstance(self.pool.storage, HostPages)
         self.pages = self.pool.storage
         self.sequences: dict[int, HeldSequence] = {}
-        self.numbers: dict[int, list[int]] = {}
+        self.model = PageModel(NUM_PAGES, PAGE_TOKENS, is_cache, ttl_s)
         self.last_number = 0
 
+    def pair(self, sequence_id: int) -> tuple[HeldSequence, ModelSequence]:
+        return (
+            self.sequences.setdefault(sequence_id, HeldSequence()),
+            self.model.sequences.setdefault(sequence_id, ModelSequence()),
+        )
+
+    def draw_id(self, data: st.DataObject, *, with_tokens: bool = True) -> int:
+        known = [key for key, item in self.model.sequences.items() if item.numbers or not with_tokens]
+        return data.draw(st.sampled_from(sorted(known)))
+
     @rule(
-        sequence_id=st.integers(0, 4),
+        sequence_id=IDS,
         num_tokens=st.integers(1, 10),
-        gap=st.integers(0, 2),
+        gap=st.sampled_from([0, 0, 0, 1, PAGE_TOKENS]),
         one_by_one=st.booleans(),
     )
     def append(self, sequence_id: int, num_tokens: int, gap: int, one_by_one: bool) -> None:
-        sequence = self.sequences.setdefault(sequence_id, HeldSequence())
-        before = (list(sequence.pages), list(sequence.extents), self.pool.num_free_pages)
-        missing = -(-(sequence.num_tokens + num_tokens) // PAGE_TOKENS) - len(sequence.pages)
+        sequence, model = self.pair(sequence_id)
+        before = (list(sequence.pages), list(sequence.extents), self.pool.blocks.idle_pages)
+        start = model.end + gap
+        num_tokens = 1 if one_by_one else num_tokens
         try:
-            start = sequence.held.end + gap
-            if one_by_one and num_tokens == 1:
+            if one_by_one:
                 slots = np.array([self.pool.append_one(sequence, start)])
             else:
                 slots = self.pool.append(sequence, start, num_tokens)
         except KvPoolExhaustedError:
-            assert missing > self.pool.num_free_pages
-            assert before == (list(sequence.pages), sequence.extents, self.pool.num_free_pages)
+            assert self.model.num_needed(model, num_tokens) > self.model.num_free
+            assert before == (list(sequence.pages), sequence.extents, self.pool.blocks.idle_pages)
             return
         numbers = list(range(self.last_number + 1, self.last_number + 1 + num_tokens))
         self.last_number += num_tokens
         rows = np.zeros((2, num_tokens, 2, 2, 2), np.float32)
         rows[:] = np.array(numbers)[None, :, None, None, None]
         self.pool.store(slots, torch.from_numpy(rows))
-        self.numbers.setdefault(sequence_id, []).extend(numbers)
+        self.model.append(model, start, numbers)
 
-    @precondition(lambda self: any(self.numbers.values()))
+    @precondition(lambda self: any(item.numbers for item in self.model.sequences.values()))
     @rule(data=st.data())
     def retract(self, data: st.DataObject) -> None:
-        sequence_id = data.draw(st.sampled_from(sorted(key for key, held in self.numbers.items() if held)))
-        self.pool.retract(self.sequences[sequence_id])
-        self.numbers[sequence_id].pop()
+        sequence, model = self.pair(self.draw_id(data))
+        self.pool.retract(sequence)
+        self.model.retract(model)
 
-    @precondition(lambda self: self.sequences)
+    @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        sequence_id = data.draw(st.sampled_from(sorted(self.sequences)))
+        sequence_id = self.draw_id(data, with_tokens=False)
         self.pool.release(self.sequences.pop(sequence_id))
-        self.numbers.pop(sequence_id, None)
+        self.model.release(sequence_id)
+
+    @precondition(lambda self: any(item.numbers for item in self.model.sequences.values()))
+    @rule(data=st.data(), key=KEYS)
+    def publish(self, data: st.DataObject, key: bytes) -> None:
+        sequence, model = self.pair(self.draw_id(data))
+        can_be_named = self.model.blocks_of(model, key)
+        cannot = [
+            Block(key, start, count)
+            for start in range(0, model.end + PAGE_TOKENS, PAGE_TOKENS)
+            for count in range(1, PAGE_TOKENS + 1)
+            if Block(key, start, count) not in can_be_named
+        ]
+        block = data.draw(st.sampled_from([*can_be_named, *can_be_named, *cannot]))
+        self.pool.publish(sequence, [block])
+        if block in can_be_named:
+            self.model.publish(model, block)
+
+    @precondition(lambda self: self.model.names)
+    @rule(data=st.data(), sequence_id=IDS)
+    def share(self, data: st.DataObject, sequence_id: int) -> None:
+        named = [page.block for page in self.model.names.values() if page.block is not None]
+        options = sorted({*named, GONE}, key=lambda block: (block.start, block.key))
+        blocks = data.draw(st.lists(st.sampled_from(options), min_size=1, max_size=4, unique=True))
+        if data.draw(st.integers(0, 5)):
+            blocks.sort(key=lambda block: block.start)
+        sequence, model = self.pair(sequence_id)
+        if not self.model.can_share(model, blocks):
+            with pytest.raises(LifecycleError):
+                self.pool.share(sequence, blocks)
+            return
+        assert self.pool.share(sequence, blocks) == self.model.share(model, blocks)
+
+    @precondition(lambda self: self.model.names)
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        names = self.model.names
+        keys = data.draw(st.lists(st.sampled_from(sorted(names)), min_size=1, unique=True))
+        found = [self.pool.blocks.find(key) for key in keys]
+        self.pool.blocks.touch([page for page in found if page is not None])
+        self.model.touch([names[key] for key in keys])
+
+    @rule(seconds=st.integers(0, 4))
+    def wait(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+        self.model.now += seconds
+        self.pool.book.expire()
+        self.model.expire()
 
     @invariant()
-    def every_page_has_one_owner(self) -> None:
-        owned = [page for sequence in self.sequences.values() for page in sequence.pages]
-        assert len(owned) == len(set(owned))
-        assert all(0 <= page < NUM_PAGES for page in owned)
-        assert len(owned) + self.pool.num_free_pages == NUM_PAGES
+    def every_page_is_free_idle_or_held_as_often_as_counted(self) -> None:
+        held = [page for sequence in self.sequences.values() for page in sequence.pages]
+        assert all(0 <= page < NUM_PAGES for page in held)
+        assert [self.pool.book.num_holders(page) for page in range(NUM_PAGES)] == [
+            held.count(page) for page in range(NUM_PAGES)
+        ]
+        assert not set(held) & set(self.pool.blocks.idle_pages)
+        assert self.pool.num_free_pages == NUM_PAGES - len(set(held)) == self.model.num_free
+        assert self.pool.book.allocator.num_free == self.pool.num_free_pages - len(self.model.idle)
         for sequence in self.sequences.values():
             assert len(sequence.pages) == -(-sequence.num_tokens // PAGE_TOKENS)
 
     @invariant()
+    def names_and_their_order_of_use_are_those_of_the_model(self) -> None:
+        names = self.model.names
+        assert sorted(self.pool.blocks.named_pages()) == sorted(
+            page for key in names if (page := self.pool.blocks.find(key)) is not None
+        )
+        assert len(list(self.pool.blocks.named_pages())) == len(names)
+        assert [self.pool.blocks.block_of(page) for page in self.pool.blocks.idle_pages] == [
+            page.block for page, _ in self.model.idle
+        ]
+        for key, model_page in names.items():
+            page = self.pool.blocks.find(key)
+            assert page is not None
+            assert self.pool.blocks.block_of(page) == model_page.block
+            assert model_page.block is not None
+            # What a name stands for is there, whatever became of the sequence that wrote it.
+            first = page * PAGE_TOKENS
+            found = self.pages.bits[0, 0, 0, first : first + model_page.block.num_tokens, 0]
+            assert found.view(np.float32).tolist() == model_page.numbers[: model_page.block.num_tokens]
+
+    @invariant()
     def the_count_of_tokens_is_exact(self) -> None:
-        held = {sequence_id: sequence.num_tokens for sequence_id, sequence in self.sequences.items()}
-        assert self.pool.num_tokens == sum(held.values())
-        assert {sequence_id: len(numbers) for sequence_id, numbers in self.numbers.items() if numbers} == {
-            sequence_id: count for sequence_id, count in held.items() if count
-        }
+        assert self.pool.num_tokens == sum(len(page.numbers) for page in self.model.held)
+        for sequence_id, model in self.model.sequences.items():
+            assert self.sequences[sequence_id].num_tokens == len(model.numbers)
 
     @invariant()
     def every_token_is_where_its_sequence_looks(self) -> None:
-        for sequence_id, numbers in self.numbers.items():
+        for sequence_id, model in self.model.sequences.items():
             views = [self.pages.view(extent) for extent in self.sequences[sequence_id].extents]
-            for layer_and_kind in range(4 if numbers else 0):
+            for layer_and_kind in range(4 if model.numbers else 0):
                 found = torch.cat([view[layer_and_kind] for view in views], dim=2)
-                expected = torch.tensor(numbers, dtype=torch.float32)[None, None, :, None]
+                expected = torch.tensor(model.numbers, dtype=torch.float32)[None, None, :, None]
                 assert found.eq(expected).all()
+            positions = [
+                position
+                for part in self.sequences[sequence_id].held.ranges
+                for position in range(part.start, part.end)
+            ]
+            assert positions == model.positions
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30)
+TestPool.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(st.data())

@@ -100,9 +100,9 @@ def test_nobody_gives_way_while_pages_are_being_freed() -> None:
     step(scheduler)
     link.num_usable_pages = 0
     step(scheduler)
-    link.num_frees_in_flight = 1
+    link.is_settling = True
     assert scheduler.schedule() == Plan()
-    link.num_frees_in_flight = 0
+    link.is_settling = False
     assert scheduler.schedule().victim is not None
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 4
 """Version of the notices in ``transport.wire``. History: 1 = query, append, free, partial, appended; 2 adds
-step, stepped; 3 adds what the host path's lanes carry."""
+step, stepped; 3 adds what the host path's lanes carry; 4 adds find, share, publish and their answers."""
 
 LAYOUT_ID = "rows-v1"
 """Version of the buffer layout in ``transport.lanes``."""

@@ -125,8 +125,8 @@ class Ledger:
 
     @property
     def is_settling(self) -> bool:
-        """True while some node has yet to say that pages became free."""
-        return any(link.num_frees_in_flight > 0 or link.num_endings > 0 for link in self.links.all())
+        """True while some node has yet to say that pages became free, or that they are shared."""
+        return any(link.is_settling for link in self.links.all())
 
     def place(self, sequence: Sequence, num_rows: int) -> tuple[KvWrite, ...] | None:
         """Choose nodes for a sequence's next tokens and promise the pages.
@@ -224,6 +224,7 @@ class Ledger:
             self._rooms(),
             -(-sequence.num_pending // page_tokens),
             min_pages=-(-self.spread_tokens // page_tokens),
+            after=sequence.route.tail_node_id,
         )
         ends = accumulate((num_pages * page_tokens for _, num_pages in shares), initial=sequence.num_computed)
         plan = tuple((node_id, end) for (node_id, _), end in zip(shares, list(ends)[1:], strict=True))

@@ -129,6 +129,8 @@ class Link:
     _device_answer: DeviceLanes | None = None
     _steps_in_flight: dict[int, int] = field(default_factory=dict)
     """Step -> most pages that the node will take for it, until it answers."""
+    _shares_in_flight: dict[int, int] = field(default_factory=dict)
+    """Sequence -> most pages that are free now and will not be, until the node answers its SHARE."""
     _refusal: str = ""
     """Why the node cannot be used any more; empty while it can."""
     _query_plan: WritePlan | None = None
@@ -148,9 +150,15 @@ class Link:
 
     @property
     def num_usable_pages(self) -> int:
-        """Free pages less those that appends under way will take."""
+        """Free pages less those that what is under way will take."""
         promised = sum(flight.num_pages for flight in self._appends_in_flight.values())
-        return self.num_free_pages - promised - sum(self._steps_in_flight.values())
+        taken = sum(self._steps_in_flight.values()) + sum(self._shares_in_flight.values())
+        return self.num_free_pages - promised - taken
+
+    @property
+    def is_settling(self) -> bool:
+        """True when the node may soon have more free pages, or sequences here that can give some back."""
+        return self.num_frees_in_flight > 0 or self.num_endings > 0 or bool(self._shares_in_flight)
 
     @property
     def is_quiet(self) -> bool:
@@ -399,6 +407,7 @@ class Link:
         Raises:
             PeerLostError: the node is gone.
         """
+        self._shares_in_flight[sequence_id] = len(blocks)
         self._notify(Share(sequence_id, blocks))
 
     def send_publish(self, sequence_id: int, blocks: np.ndarray) -> None:
@@ -453,11 +462,8 @@ class Link:
             case Freed():
                 self.num_frees_in_flight -= 1
                 self.num_free_pages = notice.num_free_pages
-            case Found():
-                self.block_news.append(notice)
-            case Shared() | Published():
-                self.num_free_pages = notice.num_free_pages
-                self.block_news.append(notice)
+            case Found() | Shared() | Published():
+                self._take_block_news(notice)
             case Stepped():
                 self._steps_in_flight.pop(notice.step, None)
                 self.num_free_pages = notice.num_free_pages
@@ -471,6 +477,13 @@ class Link:
                 self.num_free_pages = notice.num_free_pages
             case _:
                 return
+
+    def _take_block_news(self, notice: Found | Shared | Published) -> None:
+        if not isinstance(notice, Found):
+            self.num_free_pages = notice.num_free_pages
+        if isinstance(notice, Shared):
+            self._shares_in_flight.pop(notice.sequence, None)
+        self.block_news.append(notice)
 
     def close(self) -> None:
         """Disconnect and deregister the buffers.

@@ -90,7 +90,9 @@ def _room_per_tail(node: NodeRoom) -> float:
     return node.num_free_pages / (node.num_tails + 1)
 
 
-def spread_pages(nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int) -> tuple[tuple[str, int], ...]:
+def spread_pages(
+    nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int, after: str | None = None
+) -> tuple[tuple[str, int], ...]:
     """Share a prompt's pages among nodes so that they are left equally free (paper section 4.2).
 
     Long contexts are then scanned by several nodes at once, and no node fills before the others. Only as
@@ -101,6 +103,7 @@ def spread_pages(nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int) -
         nodes: the active nodes.
         num_pages: pages of the prompt.
         min_pages: fewest pages that a range is worth.
+        after: the node that holds what comes before, if anything does: it goes on first, in the same range.
 
     Returns:
         (node id, pages) in order of position; empty where fewer than two nodes would take part.
@@ -114,7 +117,7 @@ def spread_pages(nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int) -
             node.node_id: node.num_free_pages - level - (place < over) for place, node in enumerate(chosen)
         }
         if level >= 0 and min(shares.values()) >= min_pages:
-            ordered = sorted(chosen, key=lambda node: -node.num_tails)
+            ordered = sorted(chosen, key=lambda node: (node.node_id != after, -node.num_tails))
             return tuple((node.node_id, shares[node.node_id]) for node in ordered)
     return ()
 

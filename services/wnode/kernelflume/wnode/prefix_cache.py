@@ -30,6 +30,8 @@ MAX_LOOKUPS = 16
 """Lookups at once: beyond, a burst of requests would hold shared pages long before it runs."""
 HOLD_S = 1.0
 """How long a sequence that waits for room keeps what it shares: its pages may be what others wait for."""
+_MAX_KEYED_TOKENS = 8192
+"""Tokens whose blocks get names in a turn while others run: some two milliseconds."""
 _PAUSE_S = 0.25
 _MAX_PAUSE_S = 4.0
 """Bounds of the time before it looks up again, which doubles. Weight nodes that wait for each other's pages
@@ -179,44 +181,55 @@ class PrefixCache:
             self._send(RoutesChanged({sequence.sequence_id: sequence.route}, ()))
 
     def _begin_due(self, now: float) -> None:
+        """Begin the lookups that are due, as far as a turn has time for."""
         page_tokens = self._ledger.page_tokens
         if not page_tokens or self._scheduler.is_starved:
             return
+        budget = _MAX_KEYED_TOKENS if self._scheduler.running else 1 << 30
         for sequence in self._scheduler.next_waiting:
-            if len(self._lookups) >= MAX_LOOKUPS:
+            if budget <= 0 or len(self._lookups) >= MAX_LOOKUPS:
                 return
-            if (
-                sequence.lookup is LookupPhase.DUE
-                and self.looks_up(sequence)
-                and (sequence.lookup_after_s <= now or self._scheduler.has_room(sequence))
-                and self._publisher.has_settled(sequence.lookup_after)
-            ):
-                self._begin(sequence, page_tokens)
+            if self._is_due(sequence, now):
+                budget -= self._begin(sequence, page_tokens, budget)
 
-    def _begin(self, sequence: Sequence, page_tokens: int) -> None:
+    def _is_due(self, sequence: Sequence, now: float) -> bool:
+        return (
+            sequence.lookup is LookupPhase.DUE
+            and self.looks_up(sequence)
+            and (sequence.lookup_after_s <= now or self._scheduler.has_room(sequence))
+            and self._publisher.has_settled(sequence.lookup_after)
+        )
+
+    def _begin(self, sequence: Sequence, page_tokens: int, budget: int) -> int:
+        """Name a sequence's blocks, and ask for them once all have names; return the tokens it took."""
         if sequence.handed.ranges:
-            self._begin_handed(sequence, page_tokens)
-            return
+            return self._begin_handed(sequence, page_tokens)
         # The last token is computed in any case: its logits are what comes next.
         num_blocks = (sequence.num_tokens - 1) // page_tokens
         if not num_blocks:
             sequence.lookup = LookupPhase.DONE
-            return
-        sequence.lookup = LookupPhase.UNDER_WAY
-        keys = sequence.block_keys(num_blocks * page_tokens, page_tokens).keys[:num_blocks]
-        packed = np.frombuffer(b"".join(keys), BLOCK_DTYPE["key"])
-        self._lookups.begin(sequence, packed, self._ledger.table.active, page_tokens)
+            return 0
+        before = sequence.block_keys(0, page_tokens).num_tokens
+        wanted = num_blocks * page_tokens
+        found = sequence.block_keys(min(wanted, before + budget), page_tokens)
+        if found.num_tokens >= wanted:
+            sequence.lookup = LookupPhase.UNDER_WAY
+            packed = np.frombuffer(b"".join(found.keys[:num_blocks]), BLOCK_DTYPE["key"])
+            self._lookups.begin(sequence, packed, self._ledger.table.active, page_tokens)
+        return found.num_tokens - before
 
-    def _begin_handed(self, sequence: Sequence, page_tokens: int) -> None:
-        """Share what another weight node holds, without asking who has it."""
+    def _begin_handed(self, sequence: Sequence, page_tokens: int) -> int:
+        """Share what another weight node holds, without asking who has it; return the tokens it named."""
         route, sequence.handed = sequence.handed, SequenceRoute()
         runs = runs_of(route, page_tokens)
         if not runs or route.num_tokens != sequence.num_tokens - 1:
-            return  # it is looked up as any other
+            return 0  # it is looked up as any other
         sequence.lookup = LookupPhase.UNDER_WAY
+        before = sequence.block_keys(0, page_tokens).num_tokens
         keys = sequence.block_keys(route.num_tokens, page_tokens)
         names = [*keys.keys[: route.num_tokens // page_tokens]]
         if route.num_tokens % page_tokens:
             names.append(keys.key())
         packed = np.frombuffer(b"".join(names), BLOCK_DTYPE["key"])
         self._lookups.take_over(sequence, packed, runs, page_tokens, num_tokens=route.num_tokens)
+        return keys.num_tokens - before

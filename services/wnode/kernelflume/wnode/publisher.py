@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_OPEN = 4096
-"""Sequences that may wait for a node to answer; the names of more are not worth the wait."""
+MAX_OPEN = 512
+"""Notices that may wait for an answer, far fewer than a node takes before it drops the link: what more there
+is to name is not worth the wait."""
 
 
 @dataclass(slots=True)
@@ -53,6 +54,10 @@ class Publisher:
         self.last_number = 0
         """Of the latest names; they are numbered from 1."""
 
+    @property
+    def _num_open(self) -> int:
+        return sum(naming.num_open for naming in self._open.values())
+
     def has_settled(self, number: int) -> bool:
         """True when the names up to this number are answered, so that who asks for them finds them."""
         return all(naming.number > number for naming in self._open.values())
@@ -73,7 +78,7 @@ class Publisher:
                 range(first, min(end, owned.tokens.end // page_tokens))
             )
         sequence.num_named = max(begin, end) * page_tokens
-        if len(self._open) > MAX_OPEN:
+        if self._num_open >= MAX_OPEN:
             return
         for node_id, numbers in blocks.items():
             link = self._links.of_node(node_id)
