@@ -132,6 +132,27 @@ def saying(*token_ids: int, reason: str = "stop", stop_token_id: int | None = EN
     return script
 
 
+def counting(*, pause_s: float = 0.0, lost_after: int | None = None) -> Any:
+    """Return a script that emits the tokens 100, 101, ... from where an earlier run ended to ``max_tokens``.
+
+    With ``lost_after`` the run is lost once there are so many.
+    """
+
+    async def script(request: wnode_pb2.GenerateRequest) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        place = len(request.resumption.output_token_ids)
+        while True:
+            if place == lost_after:
+                raise UnavailableError("going down")
+            is_last = place == request.sampling.max_tokens - 1
+            yield Event(token_ids=[100 + place], finish_reason="length" if is_last else "")
+            if is_last:
+                return
+            place += 1
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
 def endless(token_id: int, *, pause_s: float = 0.005) -> Any:
     """Return a script that emits a token for ever."""
 
@@ -255,10 +276,21 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
 
 
 @asynccontextmanager
-async def weight_node(folder: Path, script: Any, *, num_tokens: int = 0) -> AsyncIterator[ScriptedWeightNode]:
+async def weight_node(
+    folder: Path,
+    script: Any,
+    *,
+    num_tokens: int = 0,
+    node_id: str = "w-1",
+    role: str = "",
+    block_tokens: int = 0,
+) -> AsyncIterator[ScriptedWeightNode]:
     """Run a weight node that reports ``num_tokens`` tokens of running sequences."""
     node = ScriptedWeightNode(folder, script)
     node.load.num_tokens = num_tokens
+    node.load.block_tokens = block_tokens
+    node.card.node_id = node_id
+    node.card.role = role
     await node.start()
     try:
         yield node
@@ -268,7 +300,8 @@ async def weight_node(folder: Path, script: Any, *, num_tokens: int = 0) -> Asyn
 
 @asynccontextmanager
 async def router(folder: Path, nodes: Sequence[ScriptedWeightNode], **settings: Any) -> AsyncIterator[str]:
-    """Run a router in this process; give its base URL once it is listening."""
+    """Run a router in this process; give its base URL once it listens and ``wait_for`` nodes serve."""
+    wait_for = settings.pop("wait_for", 1)
     port = free_port()
     stop = asyncio.Event()
     full: dict[str, Any] = {
@@ -283,6 +316,13 @@ async def router(folder: Path, nodes: Sequence[ScriptedWeightNode], **settings: 
         await wait_listening(port, serving)
         if nodes:
             await wait_ready(port)
+            serving_nodes = f'weight_nodes{{serving="true"}} {float(wait_for)}'.encode()
+
+            async def all_serve() -> bool:
+                return serving_nodes in await fetch(port, "GET", "/metrics")
+
+            if wait_for > 1:
+                await eventually(all_serve)
         yield f"http://127.0.0.1:{port}"
     finally:
         stop.set()
@@ -312,6 +352,10 @@ async def wait_ready(port: int) -> None:
         return (await fetch(port, "GET", "/ready")).startswith(b"HTTP/1.1 200")
 
     await eventually(is_ready)
+
+
+def port_of(url: str) -> int:
+    return int(url.rsplit(":", 1)[1])
 
 
 def post(body: dict[str, Any]) -> bytes:

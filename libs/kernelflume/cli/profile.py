@@ -16,10 +16,10 @@ import grpc
 import psutil
 
 from kernelflume.cli.measure import StackMeter
+from kernelflume.cli.parts import LOCALHOST, Probe
 from kernelflume.cli.prepare import check_memory, find_model, geometry_of, make_log_dir, plan, with_ports
 from kernelflume.cli.profile_plan import assemble, plan_profile
 from kernelflume.cli.readiness import Readiness
-from kernelflume.cli.stack import LOCALHOST, Probe
 from kernelflume.cli.supervisor import StackInterruptedError, Supervisor, adopt_orphans
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.rpc.status import error_of
@@ -28,9 +28,10 @@ from kernelflume.runtime.clock import MonotonicClock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernelflume.cli.parts import PartSpec
     from kernelflume.cli.profile_plan import MeasuredSteps, ProfilePlan
     from kernelflume.cli.progress import StartReporter
-    from kernelflume.cli.stack import PartSpec, StackOptions
+    from kernelflume.cli.stack import StackOptions
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.profile import PerformanceProfile
 
