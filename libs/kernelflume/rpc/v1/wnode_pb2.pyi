@@ -166,14 +166,16 @@ class AttachReply(_message.Message):
     def __init__(self, numbers: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("number", "event", "failure")
+    __slots__ = ("number", "event", "failure", "asked_away")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AWAY_FIELD_NUMBER: _ClassVar[int]
     number: int
     event: GenerateEvent
     failure: RequestFailure
-    def __init__(self, number: _Optional[int] = ..., event: _Optional[_Union[GenerateEvent, _Mapping]] = ..., failure: _Optional[_Union[RequestFailure, _Mapping]] = ...) -> None: ...
+    asked_away: bool
+    def __init__(self, number: _Optional[int] = ..., event: _Optional[_Union[GenerateEvent, _Mapping]] = ..., failure: _Optional[_Union[RequestFailure, _Mapping]] = ..., asked_away: _Optional[bool] = ...) -> None: ...
 
 class RequestFailure(_message.Message):
     __slots__ = ("code", "details", "trailers")
@@ -285,6 +287,20 @@ class ReleaseEndpointRequest(_message.Message):
 class ReleaseEndpointResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class MoveRequestsRequest(_message.Message):
+    __slots__ = ("max_requests", "draining")
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    max_requests: int
+    draining: bool
+    def __init__(self, max_requests: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class MoveRequestsResponse(_message.Message):
+    __slots__ = ("num_asked",)
+    NUM_ASKED_FIELD_NUMBER: _ClassVar[int]
+    num_asked: int
+    def __init__(self, num_asked: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ()

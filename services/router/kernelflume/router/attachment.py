@@ -48,7 +48,7 @@ class Receiver(Protocol):
         ...
 
     def asked_away(self) -> None:
-        """Take note that the weight node is to end, and would rather see the request elsewhere."""
+        """Take note that the weight node would rather see the request elsewhere."""
         ...
 
     def ended(self, error: KernelFlumeError | None) -> None:
@@ -113,7 +113,7 @@ class Attachment:
         self.attached = False
         """True while requests can be submitted."""
         self.draining = False
-        """True once the weight node said that it is to end."""
+        """True while the weight node would rather see its requests elsewhere."""
         self._task = asyncio.create_task(self._stay_attached())
 
     def submit(
@@ -244,6 +244,9 @@ class Attachment:
             run = runs.get(told.number)
             if run is None:
                 continue
+            if told.HasField("asked_away"):
+                run.receiver.asked_away()
+                continue
             if told.HasField("failure"):
                 self._end(told.number, failure_from_proto(told.failure))
                 continue
@@ -253,10 +256,11 @@ class Attachment:
             run.receiver.event(told.event, now)
             if told.event.finish_reason:
                 self._end(told.number, None)
-        if reply.draining:
-            logger.info("a weight node is to end", extra={"address": self._address})
-            self.draining = True
-            self.ask_away()
+        if reply.HasField("draining"):
+            self.draining = reply.draining
+            logger.info("a weight node drains: %s", self.draining, extra={"address": self._address})
+            if self.draining:
+                self.ask_away()
 
     def _send(self, message: wnode_pb2.AttachRequest) -> None:
         self._outbox.append(message)

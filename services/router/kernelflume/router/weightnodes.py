@@ -88,7 +88,7 @@ class WeightNode:
     def trouble(self) -> str | None:
         """Why it cannot serve; None when it can."""
         if self._attachment.draining:
-            return "it is to end"
+            return "it drains"
         return self._fault or (None if self._attachment.attached else "no stream of requests to it stands")
 
     @property

@@ -10,7 +10,7 @@ from kernelflume.core.errors import DeadlineError, InvalidRequestError, KernelFl
 from kernelflume.rpc.codec import resumption_of, sampling_from_proto
 from kernelflume.rpc.v1 import wnode_pb2
 from kernelflume.runtime.logging import LOG_FIELDS
-from kernelflume.wnode.replies import replies_of
+from kernelflume.wnode.replies import AskedAway, replies_of
 from kernelflume.wnode.traces import GenerateTrace
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class Attachment:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._is_ending = False
-        self._tells_draining = False
+        self._draining: bool | None = None
+        """What the router is to be told next of the node's draining."""
         self._fault: KernelFlumeError | None = None
 
     async def read(self, messages: AsyncIterator[wnode_pb2.AttachRequest]) -> None:
@@ -118,7 +119,7 @@ class Attachment:
         Raises:
             InvalidRequestError: the router does not keep to the protocol.
         """
-        while not (self._news or self._tells_draining) or self._fault is not None:
+        while not (self._news or self._draining is not None) or self._fault is not None:
             if self._fault is not None:
                 raise self._fault
             if self._is_ending and not self._running:
@@ -128,15 +129,27 @@ class Attachment:
         news, self._news = self._news, []
         self._has_room.set()
         replies = replies_of(news) if news else []
-        if self._tells_draining:
-            self._tells_draining = False
-            replies.append(wnode_pb2.AttachReply(draining=True))
+        if self._draining is not None:
+            replies.append(wnode_pb2.AttachReply(draining=self._draining))
+            self._draining = None
         return replies
+
+    def set_draining(self, draining: bool) -> None:
+        """Ask the router to hand over what runs and to send nothing more, or no longer to do so."""
+        self._draining = draining
+        self._changed.set()
+
+    def ask_away(self, max_requests: int) -> int:
+        """Ask the router to hand over some requests; return of how many that was asked."""
+        asked = list(self._running)[:max_requests]
+        for number in asked:
+            self._tell(number, AskedAway())
+        return len(asked)
 
     def drain(self) -> None:
         """Take no more requests, and ask the router to hand over those that run; the others go on."""
         if not self._is_ending:
-            self._tells_draining = True
+            self.set_draining(True)
         self._is_ending = True
         self._changed.set()
 
@@ -259,7 +272,7 @@ class Attachment:
         if self._is_ending:
             self._changed.set()
 
-    def _tell(self, number: int, news: TokenOutput | Exception) -> None:
+    def _tell(self, number: int, news: TokenOutput | AskedAway | Exception) -> None:
         if isinstance(news, Exception) and not isinstance(news, KernelFlumeError):
             logger.error("unexpected error in a request", exc_info=news)
         self._news.append((number, news))
