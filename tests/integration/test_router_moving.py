@@ -185,7 +185,8 @@ async def test_a_client_that_leaves_during_a_move_ends_both_runs(folder: Path) -
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         async with client.stream("POST", "/v1/completions", json=BODY) as response:
-            await anext(response.aiter_lines())
+            lines = response.aiter_lines()
+            await anext(lines)
             await drain(source)
             await target.wait(lambda: len(target.requests) == 1)
         await source.wait(lambda: len(source.cancelled) == 1)
