@@ -2,10 +2,10 @@
 
     python -m benchmarks.kv_stream [--prompt 2048] [--requests 6] [--rounds 3] [--step-rows 256,1024]
 
-Prompts of random tokens are run one after the other, for one token each, so that every step has prompt rows. The
-exposed time is the weight node's own counter: from the end of a step's last layer until its keys and values are on
-their way; bytes are its counter too. TTFT is the whole request over HTTP. Both ways alternate in each round, each
-on a cluster of its own; medians of the rounds are shown.
+Prompts of random tokens are run one after the other, for one token each, so that every step has prompt rows.
+The exposed time is the weight node's own counter: from a step's last layer until its keys and values
+are on their way; bytes are its counter too. TTFT is the whole request over HTTP. Both ways alternate in each
+round, each on a cluster of its own; medians of the rounds are shown.
 """
 
 from __future__ import annotations
@@ -97,9 +97,8 @@ def main() -> None:
     parser.add_argument("--step-rows", default="256,1024", help="values of max_num_batched_tokens")
     options = parser.parse_args()
     os.environ.setdefault("KERNELFLUME_LOG_LEVEL", "warning")
-    print(
-        "| rows a step | keys and values | MB sent | steps | exposed ms a step | TTFT s |\n|---|---|---|---|---|---|"
-    )
+    print("| rows a step | keys and values | MB sent | steps | exposed ms a step | TTFT s |")
+    print("|---|---|---|---|---|---|")
     for rows in map(int, options.step_rows.split(",")):
         found: dict[str, list[Figures]] = {way: [] for way in WAYS}
         for _, (way, stream_kv_rows) in itertools.product(range(options.rounds), WAYS.items()):
@@ -109,9 +108,8 @@ def main() -> None:
             ttft_s = statistics.median(one.ttft_s for one in figures)
             sent = statistics.median(one.num_bytes for one in figures) / 1e6
             steps = statistics.median(one.steps for one in figures)
-            print(
-                f"| {rows} | {way} | {sent:.1f} | {steps:.0f} | {exposed_ms:.2f} | {ttft_s:.2f} |", flush=True
-            )
+            cells = (rows, way, f"{sent:.1f}", f"{steps:.0f}", f"{exposed_ms:.2f}", f"{ttft_s:.2f}")
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":

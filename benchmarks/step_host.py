@@ -41,6 +41,7 @@ from kernelflume.wnode.gpu.device_stage import QueryFirst
 from kernelflume.wnode.gpu.graph_runner import GraphRunner
 from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes
+from kernelflume.wnode.hand_overs import HandOvers
 from kernelflume.wnode.inbox import Inbox
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
@@ -256,11 +257,12 @@ class Rig:
             links=links, ledger=ledger, scheduler=self.scheduler, clock=clock,
             send=connection.send, enabled=False,
         )  # fmt: skip
+        hand_overs = HandOvers(self.scheduler, cache, clock, timeout_s=1.0)
         self.engine = Engine(
             decoder=mock.Mock(), kv_dtype=torch.bfloat16, scheduler=self.scheduler, prefix_cache=cache,
-            ledger=ledger, links=links, inbox=Inbox(), reporter=Reporter(connection, clock), clock=clock,
-            kernel_threads=KernelThreads(1, 1), graph_runner=runner, eos_token_ids=frozenset(),
-            max_model_len=1 << 24, seed=0,
+            hand_overs=hand_overs, ledger=ledger, links=links, inbox=Inbox(),
+            reporter=Reporter(connection, clock), clock=clock, kernel_threads=KernelThreads(1, 1),
+            graph_runner=runner, eos_token_ids=frozenset(), max_model_len=1 << 24, seed=0,
         )  # fmt: skip
 
     def _runner(

@@ -28,6 +28,7 @@ from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
 from kernelflume.transport.waiter import Waiter, WaitPolicy
 from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
+from kernelflume.wnode.hand_overs import HandOvers
 from kernelflume.wnode.inbox import ConstrainedSubmit, Inbox, LinkConnected, TableBuilt
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
@@ -37,6 +38,8 @@ from kernelflume.wnode.messages import (
     Cancel,
     CloseLink,
     ForgetLink,
+    GoOn,
+    HandOver,
     LinkAnswer,
     LinkOffer,
     StepOutput,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelflume.core.geometry import KvGeometry
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.wnode.grammar.matcher import Matcher
 
 CONFIG = ModelConfig(
@@ -159,6 +163,8 @@ class Recorder:
         self.finished: dict[str, Any] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self.held: dict[str, SequenceRoute] = {}
+        self.random_keys: dict[str, int] = {}
 
     def send(self, event: Any) -> None:
         self.events.append(event)
@@ -167,6 +173,10 @@ class Recorder:
                 self.tokens[output.request_id].extend(output.token_ids)
                 self.logprobs[output.request_id].extend(output.logprobs)
                 self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs)
+                if output.random_key is not None:
+                    self.random_keys[output.request_id] = output.random_key
+                if output.held is not None:
+                    self.held[output.request_id] = output.held
                 if output.finish_reason:
                     self.finished[output.request_id] = output
 
@@ -191,6 +201,7 @@ class LocalWeightNode:
         max_range_tokens: int = 0,
         exchange_timeout_s: float = 10.0,
         stream_kv_rows: int = 9,
+        hold_timeout_s: float = 10.0,
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
         enable_prefix_caching: bool = True,
@@ -230,12 +241,14 @@ class LocalWeightNode:
             send=self.recorder.send,
             enabled=enable_prefix_caching,
         )
+        self.hand_overs = HandOvers(self.scheduler, self.prefix_cache, clock, timeout_s=hold_timeout_s)
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,
             kv_dtype=self.kv_dtype,
             scheduler=self.scheduler,
             prefix_cache=self.prefix_cache,
+            hand_overs=self.hand_overs,
             ledger=self.ledger,
             links=self.links,
             inbox=self.inbox,
@@ -272,14 +285,27 @@ class LocalWeightNode:
         matcher: Matcher | None = None,
         traced: bool = False,
         resumption: Resumption = FROM_THE_START,
+        hands_over: bool = False,
         cache_salt: str = "",
         **sampling: Any,
     ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
         submit = Submit(
-            request_id, prompt, parameters, traced=traced, cache_salt=cache_salt, resumption=resumption
+            request_id,
+            prompt,
+            parameters,
+            traced=traced,
+            cache_salt=cache_salt,
+            resumption=resumption,
+            hands_over=hands_over,
         )
         self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
+
+    def hand_over(self, request_id: str) -> None:
+        self.inbox.put(HandOver(request_id))
+
+    def go_on(self, request_id: str) -> None:
+        self.inbox.put(GoOn(request_id))
 
     def cancel(self, request_id: str) -> None:
         self.inbox.put(Cancel(request_id))

@@ -164,6 +164,20 @@ def endless(token_id: int, *, pause_s: float = 0.005) -> Any:
     return script
 
 
+class Gate:
+    """Holds a run before its next token while it is closed."""
+
+    def __init__(self, *, after_first: bool) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self._closes = after_first
+
+    def after_token(self) -> None:
+        if self._closes:
+            self._closes = False
+            self.open.clear()
+
+
 class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     """A real gRPC server whose tokens come from a script."""
 
@@ -181,6 +195,8 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []
         self.takes_routers = True
+        self.held = wnode_pb2.Held(ranges=[common_pb2.OwnedRange(node_id="a-1", start=0, end=1)])
+        """Where held requests have their keys and values."""
         self.attached: list[asyncio.Queue[wnode_pb2.AttachReply | Exception]] = []
         """What each attached router is told next; an error breaks its stream."""
         self.changed = asyncio.Condition()
@@ -216,14 +232,22 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         replies: asyncio.Queue[wnode_pb2.AttachReply | Exception] = asyncio.Queue(16)
         self.attached.append(replies)
         runs: dict[int, asyncio.Task[None]] = {}
+        gates: dict[int, Gate] = {}
 
         async def read() -> None:
             async for message in messages:
-                if message.HasField("submission"):
-                    number = message.submission.number
-                    runs[number] = asyncio.create_task(self._run(message.submission, context, replies))
-                else:
-                    runs[message.cancelled].cancel()
+                match message.WhichOneof("kind"):
+                    case "submission":
+                        number = message.submission.number
+                        gates[number] = Gate(after_first=message.submission.hand_over)
+                        running = self._run(message.submission, gates[number], context, replies)
+                        runs[number] = asyncio.create_task(running)
+                    case "hand_over":
+                        gates[message.hand_over].open.clear()
+                    case "go_on":
+                        gates[message.go_on].open.set()
+                    case _:
+                        runs[message.cancelled].cancel()
 
         reading = asyncio.create_task(read())
         replies.put_nowait(wnode_pb2.AttachReply())
@@ -242,12 +266,18 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     async def _run(
         self,
         submission: wnode_pb2.Submission,
+        gate: Gate,
         context: Any,
         replies: asyncio.Queue[wnode_pb2.AttachReply | Exception],
     ) -> None:
         number = submission.number
         try:
             async for event in self.Generate(submission.request, context):
+                if not gate.open.is_set():
+                    held = wnode_pb2.RequestEvent(number=number, event=Event(held=self.held))
+                    await replies.put(wnode_pb2.AttachReply(events=[held]))
+                    await gate.open.wait()
+                gate.after_token()
                 if event == Event(token_ids=event.token_ids) and len(event.token_ids) == 1:
                     await replies.put(wnode_pb2.AttachReply(numbers=[number], token_ids=event.token_ids))
                 else:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelflume.wnode.runs import Run, by_node, choose_runs, cut, num_beginning, route_of
+from kernelflume.wnode.runs import Run, by_node, choose_runs, cut, num_beginning, route_of, runs_of
 
 NUM_BLOCKS = 6
 HELD = st.dictionaries(
@@ -70,11 +70,16 @@ def test_cut_and_route() -> None:
     assert cut(runs, 3) == (Run("a", 0, 2), Run("b", 2, 3))
     assert cut(runs, 2) == (Run("a", 0, 2),)
     assert cut(runs, 0) == ()
-    route = route_of(runs, 4)
+    route = route_of(runs, 4, num_tokens=16)
     assert [(owned.node_id, owned.tokens.start, owned.tokens.end) for owned in route.ranges] == [
         ("a", 0, 8),
         ("b", 8, 16),
     ]
+    assert runs_of(route, 4) == runs
+    rest = route_of(runs, 4, num_tokens=13)
+    assert rest.num_tokens == 13
+    assert runs_of(rest, 4) == runs
+    assert runs_of(rest, 3) == ()  # a range does not begin with a block of so many tokens
     assert by_node((*runs, Run("a", 4, 5))) == {
         "a": (Run("a", 0, 2), Run("a", 4, 5)),
         "b": (Run("b", 2, 4),),

@@ -16,6 +16,7 @@ from kernelflume.cli.bench.command import bench
 from kernelflume.cli.drain import drain
 from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.keys import keys_commands
+from kernelflume.cli.move import move
 from kernelflume.cli.options import DEFAULT_SCALER, MODEL_HELP, Dtype, KvCacheDtype, LoadFormat, ScalerAddress
 from kernelflume.cli.output import output_console
 from kernelflume.cli.page_check import check_pages
@@ -82,6 +83,7 @@ def show_status(
 app.command(short_help="Watch nodes, occupancy and decisions live.")(top)
 app.command(short_help="Add or drain nodes until there are so many.")(scale)
 app.command(short_help="Drain the nodes that are named.")(drain)
+app.command(short_help="Hand a weight node's requests over to others.")(move)
 app.add_typer(policy_commands, name="policy")
 app.add_typer(keys_commands, name="keys")
 app.command(short_help="Measure a model for the scaling policy.")(profile)

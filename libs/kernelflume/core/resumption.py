@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kernelflume.core.ranges import SequenceRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,9 @@ class Resumption:
     random_key: int | None = None
     """Key of the request's random numbers (64 bits, signed), as the run before told it with its first token;
     None where the seed is the key, or nothing is drawn."""
+    route: SequenceRoute = field(default_factory=SequenceRoute)
+    """Where another run holds the keys and values of all tokens but the last, in named blocks; empty where
+    none does."""
 
 
 FROM_THE_START = Resumption()

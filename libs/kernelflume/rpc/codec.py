@@ -175,7 +175,9 @@ def resumption_to_proto(resumption: Resumption) -> wnode_pb2.Resumption | None:
     if resumption == FROM_THE_START:
         return None
     return wnode_pb2.Resumption(
-        output_token_ids=resumption.output_token_ids, random_key=resumption.random_key
+        output_token_ids=resumption.output_token_ids,
+        random_key=resumption.random_key,
+        ranges=route_to_proto(resumption.route),
     )
 
 
@@ -184,7 +186,11 @@ def resumption_of(request: wnode_pb2.GenerateRequest) -> Resumption:
     if not request.HasField("resumption"):
         return FROM_THE_START
     told = request.resumption
-    return Resumption(tuple(told.output_token_ids), told.random_key if told.HasField("random_key") else None)
+    return Resumption(
+        tuple(told.output_token_ids),
+        told.random_key if told.HasField("random_key") else None,
+        route_from_proto(told.ranges),
+    )
 
 
 def logprobs_to_proto(logprobs: TokenLogprobs) -> wnode_pb2.TokenLogprobs:

@@ -101,7 +101,7 @@ class Transport(Protocol):
         ...
 
     def post(self, plan: WritePlan, index: int, notice: bytes = b"") -> None:
-        """Start one prepared write; ``notice`` (empty for a silent one alone) reaches the peer after the data.
+        """Start one prepared write; ``notice`` reaches the peer after the data, and is empty for silent ones.
 
         Raises:
             PeerLostError: the peer is gone.

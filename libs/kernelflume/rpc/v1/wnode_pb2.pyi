@@ -85,15 +85,17 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
 
 class Resumption(_message.Message):
-    __slots__ = ("output_token_ids", "random_key")
+    __slots__ = ("output_token_ids", "random_key", "ranges")
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RANDOM_KEY_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     random_key: int
-    def __init__(self, output_token_ids: _Optional[_Iterable[int]] = ..., random_key: _Optional[int] = ...) -> None: ...
+    ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.OwnedRange]
+    def __init__(self, output_token_ids: _Optional[_Iterable[int]] = ..., random_key: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.OwnedRange, _Mapping]]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("token_ids", "finish_reason", "num_cached_tokens", "stop_token_id", "logprobs", "prompt_logprobs", "random_key")
+    __slots__ = ("token_ids", "finish_reason", "num_cached_tokens", "stop_token_id", "logprobs", "prompt_logprobs", "random_key", "held")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +103,7 @@ class GenerateEvent(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RANDOM_KEY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: str
     num_cached_tokens: int
@@ -108,18 +111,29 @@ class GenerateEvent(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     random_key: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., random_key: _Optional[int] = ...) -> None: ...
+    held: Held
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., random_key: _Optional[int] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.OwnedRange]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[_common_pb2.OwnedRange, _Mapping]]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("submission", "cancelled")
+    __slots__ = ("submission", "cancelled", "hand_over", "go_on")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    GO_ON_FIELD_NUMBER: _ClassVar[int]
     submission: Submission
     cancelled: int
-    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., cancelled: _Optional[int] = ...) -> None: ...
+    hand_over: int
+    go_on: int
+    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., cancelled: _Optional[int] = ..., hand_over: _Optional[int] = ..., go_on: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("number", "request", "trace_context", "timeout_seconds")
+    __slots__ = ("number", "request", "trace_context", "timeout_seconds", "hand_over")
     class TraceContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,31 +145,37 @@ class Submission(_message.Message):
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     number: int
     request: GenerateRequest
     trace_context: _containers.ScalarMap[str, str]
     timeout_seconds: float
-    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    hand_over: bool
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., timeout_seconds: _Optional[float] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("numbers", "token_ids", "events")
+    __slots__ = ("numbers", "token_ids", "events", "draining")
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     numbers: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
-    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("number", "event", "failure")
+    __slots__ = ("number", "event", "failure", "asked_away")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AWAY_FIELD_NUMBER: _ClassVar[int]
     number: int
     event: GenerateEvent
     failure: RequestFailure
-    def __init__(self, number: _Optional[int] = ..., event: _Optional[_Union[GenerateEvent, _Mapping]] = ..., failure: _Optional[_Union[RequestFailure, _Mapping]] = ...) -> None: ...
+    asked_away: bool
+    def __init__(self, number: _Optional[int] = ..., event: _Optional[_Union[GenerateEvent, _Mapping]] = ..., failure: _Optional[_Union[RequestFailure, _Mapping]] = ..., asked_away: _Optional[bool] = ...) -> None: ...
 
 class RequestFailure(_message.Message):
     __slots__ = ("code", "details", "trailers")
@@ -267,6 +287,20 @@ class ReleaseEndpointRequest(_message.Message):
 class ReleaseEndpointResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class MoveRequestsRequest(_message.Message):
+    __slots__ = ("max_requests", "draining")
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    max_requests: int
+    draining: bool
+    def __init__(self, max_requests: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class MoveRequestsResponse(_message.Message):
+    __slots__ = ("num_asked",)
+    NUM_ASKED_FIELD_NUMBER: _ClassVar[int]
+    num_asked: int
+    def __init__(self, num_asked: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ()

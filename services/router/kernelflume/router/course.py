@@ -9,9 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import OverloadedError, UnavailableError
+from kernelflume.core.ranges import SequenceRoute
 from kernelflume.core.resumption import FROM_THE_START, Resumption
-from kernelflume.router.generation import Generation, RunSite
+from kernelflume.router.generation import Generation
 from kernelflume.router.loads import RunLoad
+from kernelflume.router.runs import RunSite
 from kernelflume.rpc.codec import resumption_to_proto, sampling_to_proto
 from kernelflume.rpc.v1 import wnode_pb2
 from kernelflume.runtime.clock import Deadline
@@ -55,6 +57,8 @@ class CourseParts:
     """Bound of a choice, all its runs together."""
     resume_timeout_s: float
     """Bound of the search for a node that goes on with it."""
+    hand_over_timeout_s: float
+    """Bound of the wait for the first token of a node that a choice moves to."""
 
 
 class Course:
@@ -70,6 +74,11 @@ class Course:
         self._headers = headers
         self._decision: Decision | None = None
         self._num_losses = 0
+        self._num_runs_after = 0
+        """Runs that began where another one ended or stands still."""
+        self._moved_to = ""
+        self._held_at_s = 0.0
+        self._giving_up: asyncio.TimerHandle | None = None
         self._failed: set[str] = set()
         self._deadline = Deadline(parts.clock, parts.request_timeout_s)
         self._search = Deadline(parts.clock, parts.resume_timeout_s)
@@ -80,6 +89,9 @@ class Course:
             arrived=arrived,
             observer=self._observer,
             on_lost=self._lost,
+            on_held=self._held,
+            on_asked_away=self._asked_away,
+            on_moved=self._moved,
             on_start=self._started,
             on_end=self._ended,
         )
@@ -90,11 +102,12 @@ class Course:
         if address is None:
             raise UnavailableError("no weight node can serve now")
         self._decision = decision
-        node = self._parts.nodes.node(address)
-        # Both parts of a divided request run where its prompt is computed until sequences can be handed over.
+        nodes, decode = self._parts.nodes, decision.placement.decode
+        node = nodes.node(address)
+        hands_over = decode is not None and decode != address and nodes.serves(decode)
         load = RunLoad(
             node.loads,
-            node.loads,
+            nodes.node(decode).loads if hands_over and decode is not None else node.loads,
             num_tokens=decision.request.num_prompt_tokens,
             num_pending_tokens=decision.request.num_new_tokens,
         )
@@ -106,17 +119,92 @@ class Course:
                 self._request(generation, is_resumed=is_resumed),
                 timeout_s=max(0.0, self._deadline.remaining_s),
                 headers=self._headers,
+                hands_over=hands_over,
             ),
             RunSite(address, node.node_id, load),
         )
 
-    def _request(self, generation: Generation, *, is_resumed: bool) -> wnode_pb2.GenerateRequest:
-        job = self._job
-        resumption = (
-            Resumption(tuple(generation.token_ids), generation.random_key) if is_resumed else FROM_THE_START
+    def _held(self, generation: Generation, route: SequenceRoute) -> None:
+        """Go on elsewhere with a choice that stands still, its keys and values on ``route``."""
+        parts = self._parts
+        address = self._target(generation)
+        if address is None:
+            parts.metrics.hand_overs.labels("no_target").inc()
+            generation.stay()
+            return
+        node = parts.nodes.node(address)
+        num_tokens = len(self._job.prompt.token_ids) + len(generation.token_ids)
+        load = RunLoad(
+            node.loads,
+            node.loads,
+            num_tokens=num_tokens,
+            num_pending_tokens=max(0, num_tokens - 1 - route.num_tokens),
         )
-        # A name of its own: a node that lost only its stream may not have ended the other run yet.
-        run_id = f"{job.request_id}.{self._num_losses}" if is_resumed else job.request_id
+        site = RunSite(address, node.node_id, load)
+        self._held_at_s = parts.clock.now()
+        self._giving_up = asyncio.get_running_loop().call_later(
+            parts.hand_over_timeout_s, generation.give_move_up, site
+        )
+        generation.move(
+            partial(
+                node.generate,
+                self._request(generation, is_resumed=True, route=route),
+                timeout_s=max(0.0, self._deadline.remaining_s),
+                headers=self._headers,
+            ),
+            site,
+        )
+
+    def _target(self, generation: Generation) -> str | None:
+        """Return the address of the node that a choice should move to, or None."""
+        site, parts = generation.site, self._parts
+        if site is None:
+            return None
+        planned = None if self._decision is None else self._decision.placement
+        is_divided = planned is not None and planned.is_divided and planned.prefill == site.address
+        decode = planned.decode if planned is not None and is_divided else None
+        if decode is not None and parts.nodes.serves(decode):
+            return decode
+        return self._elsewhere(generation, site.address)
+
+    def _elsewhere(self, generation: Generation, address: str) -> str | None:
+        placement = self._parts.placer.decide(
+            self._job.prompt, num_output_tokens=len(generation.token_ids), failed={address}
+        ).placement
+        return placement.decode or placement.prefill
+
+    def _asked_away(self, generation: Generation) -> None:
+        """Move a choice whose node is to end, where another one serves."""
+        site = generation.site
+        if site is not None and self._elsewhere(generation, site.address) is not None:
+            generation.hand_over()
+
+    def _moved(self, generation: Generation, has_moved: bool) -> None:
+        """Take note of the end of a move."""
+        metrics = self._parts.metrics
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        metrics.hand_overs.labels("moved" if has_moved else "gone_on").inc()
+        if not has_moved or generation.site is None:
+            return
+        metrics.hand_over_seconds.observe(self._parts.clock.now() - self._held_at_s)
+        self._moved_to = generation.site.address
+        if self._decision is not None:
+            self._observer.placed(self._decision, node_id=generation.site.node_id, is_resumed=True)
+
+    def _request(
+        self, generation: Generation, *, is_resumed: bool, route: SequenceRoute | None = None
+    ) -> wnode_pb2.GenerateRequest:
+        job = self._job
+        run_id = job.request_id
+        resumption = FROM_THE_START
+        if is_resumed:
+            # A name of its own: a node that lost only its stream may not have ended the other run yet.
+            self._num_runs_after += 1
+            run_id = f"{run_id}.{self._num_runs_after}"
+            output = tuple(generation.token_ids)
+            resumption = Resumption(output, generation.random_key, route or SequenceRoute())
         return wnode_pb2.GenerateRequest(
             request_id=run_id,
             prompt_token_ids=job.prompt.token_ids,
@@ -146,7 +234,9 @@ class Course:
     @property
     def _home(self) -> str:
         """Address of the node that the next turn should go to."""
-        return (self._decision.placement.decode if self._decision is not None else None) or ""
+        return (
+            self._moved_to or (self._decision.placement.decode if self._decision is not None else None) or ""
+        )
 
     def _lost(self, generation: Generation, error: KernelFlumeError) -> asyncio.Task[None] | None:
         """Go on elsewhere, if the error is one of the node and not of the request."""

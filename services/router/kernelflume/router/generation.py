@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
+from kernelflume.router.hand_over import Move, MoveAct, MoveNews
+from kernelflume.router.runs import Run
 from kernelflume.rpc.codec import logprobs_from_proto
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.sampling import TokenLogprobs
-    from kernelflume.router.attachment import Receiver
-    from kernelflume.router.loads import RunLoad
     from kernelflume.router.placer import Decision
+    from kernelflume.router.runs import RunSite, StartRun
     from kernelflume.rpc.v1 import wnode_pb2
 
 _MAX_UNTAKEN = 1 << 18
@@ -60,18 +62,10 @@ class GenerationObserver(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RunSite:
-    """Where a run is, and what it is counted as there."""
-
-    address: str
-    node_id: str
-    load: RunLoad
-
-
 class Generation:
     """Receives the news of a choice's runs, one after another, and keeps them.
 
+    While the choice moves there are two: the source, which stands still, and the target on another node.
     A slow client holds nothing up on the weight node, nor another client; what is kept are token ids, at most
     the request's max_tokens. Owned by one request, used in one event loop.
     """
@@ -82,6 +76,9 @@ class Generation:
         arrived: asyncio.Event,
         observer: GenerationObserver,
         on_lost: Callable[[Generation, KernelFlumeError], asyncio.Task[None] | None],
+        on_held: Callable[[Generation, SequenceRoute], None],
+        on_asked_away: Callable[[Generation], None],
+        on_moved: Callable[[Generation, bool], None],
         on_start: Callable[[Generation], None],
         on_end: Callable[[Generation], None],
     ) -> None:
@@ -92,12 +89,18 @@ class Generation:
             observer: told of progress.
             on_lost: called when a run ends before its time, of which a token was told already; returns the
                 task that begins another or fails the generation, or None where it must end so.
+            on_held: called when the run stands still; moves it, or lets it stay.
+            on_asked_away: called when the run's weight node is to end.
+            on_moved: called when a move has come to its end; told whether the choice goes on at the target.
             on_start: called once, with the first token.
             on_end: called once, after the last run, of one that had started.
         """
         self._arrived = arrived
         self._observer = observer
         self._on_lost = on_lost
+        self._on_held = on_held
+        self._on_asked_away = on_asked_away
+        self._on_moved = on_moved
         self._on_start = on_start
         self._on_end = on_end
         self._started = asyncio.Event()
@@ -112,10 +115,12 @@ class Generation:
         self._last_at = 0.0
         self.is_run_silent = True
         """True until the latest run tells a token."""
-        self._cancel: Callable[[], None] = _do_nothing
+        self._run: Run | None = None
+        """The latest, whose tokens count."""
+        self._source: Run | None = None
+        """The one before, while it stands still for the latest."""
+        self._move = Move()
         self._resuming: asyncio.Task[None] | None = None
-        self.site: RunSite | None = None
-        """Where the latest run is or was."""
         self.token_ids: list[int] = []
         """All tokens so far, but for the eos or stop token that ended the choice."""
         self.random_key: int | None = None
@@ -123,20 +128,50 @@ class Generation:
         self.num_cached_tokens = 0
         """Prompt tokens whose keys and values the first weight node did not have to compute."""
 
-    def begin(self, start: Callable[[Receiver], Callable[[], None]], site: RunSite) -> None:
+    @property
+    def site(self) -> RunSite | None:
+        """Where the latest run is or was."""
+        return None if self._run is None else self._run.site
+
+    def begin(self, start: StartRun, site: RunSite) -> None:
         """Begin a run; the one before, if there was one, has ended.
 
         Args:
-            start: starts the run, whose news go to what it is given; returns what cancels it.
+            start: starts the run, whose news go to what it is given; returns what controls it.
             site: where it is; its load is released when it ends.
         """
         self._resuming = None
-        self.site = site
+        self._move.reset()
+        self._begin(start, site)
+
+    def hand_over(self) -> None:
+        """Have the choice stand still between two tokens, so that it can move."""
+        if self._is_over or self._run is None or self._run.is_over:
+            return
+        if self._move.take(MoveNews.ORDERED) is MoveAct.ASK:
+            self._run.hand_over()
+
+    def move(self, start: StartRun, site: RunSite) -> None:
+        """Begin the run that goes on for the one that stands still."""
+        self._move.take(MoveNews.HELD)
+        self._source = self._run
+        self._begin(start, site)
+
+    def stay(self) -> None:
+        """Let the run that stands still go on: there is no place to move to."""
+        self._move.reset()
+        if self._run is not None:
+            self._run.go_on()
+
+    def give_move_up(self, site: RunSite) -> None:
+        """End the run at a target that has told nothing yet: it took too long."""
+        if self._run is not None and self._run.site is site and self._move.is_under_way:
+            self._run.cancel()
+
+    def _begin(self, start: StartRun, site: RunSite) -> None:
         self.is_run_silent = True
-        self._cancel = _do_nothing
-        cancel = start(self)
-        if self.site is site:  # else it has ended, and another has begun
-            self._cancel = cancel
+        self._run = run = Run(self, site)
+        run.start(start)
 
     async def wait_started(self, *, timeout_s: float) -> None:
         """Wait for the first event, which stays to be taken.
@@ -186,13 +221,15 @@ class Generation:
         self._arrived.set()
 
     def close(self) -> None:
-        """End the run, if it has not ended; the weight node then frees all it holds for it."""
+        """End what runs; the weight nodes then free all they hold for it."""
         self._is_over = True
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
             self._end()
-        self._cancel()
+        self._release_source()
+        if self._run is not None:
+            self._run.cancel()
 
     def token(self, token_id: int, now: float) -> None:
         """Take a token that came at ``now``, with nothing else to tell."""
@@ -215,10 +252,32 @@ class Generation:
             self._finish(event)
         self._progressed(num_tokens, now)
 
-    def ended(self, error: KernelFlumeError | None) -> None:
-        """Take note that the run has ended: the choice too, unless another run goes on."""
-        if self.site is not None:
-            self.site.load.release()
+    def run_held(self, run: Run, route: SequenceRoute) -> None:
+        """Move a run that stands still."""
+        if run is self._run and not self._is_over:
+            self._on_held(self, route)
+
+    def run_asked_away(self, run: Run) -> None:
+        """Take note that a run's weight node is to end."""
+        if run is self._run and not self._is_over:
+            self._on_asked_away(self)
+
+    def run_ended(self, run: Run, error: KernelFlumeError | None) -> None:
+        """Take note that a run has ended: the choice too, unless another run goes on."""
+        if run is not self._run:
+            if run is self._source:
+                self._source = None
+                self._move.take(MoveNews.SOURCE_ENDED)
+            return
+        if self._move.is_under_way and not self._is_over:
+            if self._move.take(MoveNews.TARGET_ENDED) is MoveAct.GO_ON and self._source is not None:
+                self._run, self._source = self._source, None
+                self.is_run_silent = not self._was_started
+                self._run.go_on()
+                self._on_moved(self, False)
+                return
+            # Both are lost, whatever the target says.
+            error = UnavailableError(f"the weight nodes of a move are lost: {error}")
         if error is not None and self._was_started and not self._is_over:
             self._resuming = self._on_lost(self, error)
             if self._resuming is not None:
@@ -227,6 +286,11 @@ class Generation:
         if self._error is None and not self._was_started:
             self._error = UnavailableError("the weight node ended the request without a token")
         self._end()
+
+    def _release_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.cancel()
 
     def _end(self) -> None:
         self._is_over = True
@@ -255,6 +319,10 @@ class Generation:
         self.is_run_silent = False
         if self.site is not None:
             self.site.load.computed()
+        if self._move.is_under_way:
+            self._move.take(MoveNews.TARGET_TOLD)
+            self._release_source()
+            self._on_moved(self, True)
 
     def _finish(self, event: wnode_pb2.GenerateEvent) -> None:
         self._is_over = True
@@ -264,7 +332,3 @@ class Generation:
         self._finish_reason = FinishReason(event.finish_reason)
         if event.HasField("stop_token_id"):
             self._stop_token_id = event.stop_token_id
-
-
-def _do_nothing() -> None:
-    return

@@ -149,6 +149,7 @@ async def _serve(
             clock=clock,
             request_timeout_s=settings.request_timeout,
             resume_timeout_s=settings.resume_timeout,
+            hand_over_timeout_s=settings.hand_over_timeout,
         ),
         stall_timeout_s=settings.stall_timeout,
     )

@@ -164,6 +164,19 @@ class RouterMetrics:
             ("outcome",),
             registry=self.registry,
         )
+        self.hand_overs = Counter(
+            "kernelflume_router_hand_overs",
+            "Choices that stood still between two tokens to go on on another weight node: they did (moved), "
+            "or went on where they were, as it gave no token in time (gone_on) or none serves (no_target).",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.hand_over_seconds = Histogram(
+            "kernelflume_router_hand_over_seconds",
+            "Time from a choice's standing still to its next token on another weight node.",
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+            registry=self.registry,
+        )
         self.failed_attempts = Counter(
             "kernelflume_router_failed_attempts",
             "Attempts to start a choice that a weight node failed or refused before the first token.",

@@ -146,6 +146,9 @@ class RouterSettings(ServiceSettings):
     resume_timeout: float = Field(default=10.0, ge=0.0)
     """Seconds in which a request whose weight node was lost must have found another; 0: it fails at once
     where none can take it."""
+    hand_over_timeout: float = Field(default=5.0, gt=0.0)
+    """Seconds that a request which moves to another weight node waits for a token there; then it goes on
+    where it was. Below the weight nodes' `hold_timeout_s`."""
     auth: AuthSettings = AuthSettings()
     """API keys."""
     open_paths: NameList = ("/health", "/ready", "/metrics", "/version")

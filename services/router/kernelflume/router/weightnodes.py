@@ -22,10 +22,10 @@ from kernelflume.rpc.codec import route_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kernelflume.core.ranges import SequenceRoute
-    from kernelflume.router.attachment import Receiver
+    from kernelflume.router.attachment import Receiver, RunControl
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
     from kernelflume.store.base import LeaseStore
@@ -87,6 +87,8 @@ class WeightNode:
     @property
     def trouble(self) -> str | None:
         """Why it cannot serve; None when it can."""
+        if self._attachment.draining:
+            return "it drains"
         return self._fault or (None if self._attachment.attached else "no stream of requests to it stands")
 
     @property
@@ -101,15 +103,20 @@ class WeightNode:
         *,
         timeout_s: float,
         headers: Headers,
-    ) -> Callable[[], None]:
-        """Run a request in the trace of ``headers``; return what cancels it.
+        hands_over: bool = False,
+    ) -> RunControl:
+        """Run a request in the trace of ``headers``, with ``hands_over`` held after its first token.
 
         ``receiver`` is told of all news.
         """
-        return self._attachment.submit(request, receiver, timeout_s=timeout_s, headers=headers)
+        return self._attachment.submit(
+            request, receiver, timeout_s=timeout_s, headers=headers, hands_over=hands_over
+        )
 
     async def probe(self, revision: str | None) -> None:
         """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
+        if self._attachment.draining:
+            self._attachment.ask_away()  # another node may serve by now
         before = self._fault
         try:
             self._fault = await self._ask(revision)
@@ -200,6 +207,11 @@ class WeightNodes:
     def views(self) -> list[WeightNodeView]:
         """Return what placements are decided on."""
         return [node.view() for node in self._nodes.values()]
+
+    def serves(self, address: str) -> bool:
+        """Tell whether a node is known and can serve."""
+        node = self._nodes.get(address)
+        return node is not None and node.trouble is None
 
     def node(self, address: str) -> WeightNode:
         """Return the node of a view just taken."""

@@ -24,6 +24,8 @@ from kernelflume.wnode.messages import (
     Cancel,
     CloseLink,
     ForgetLink,
+    GoOn,
+    HandOver,
     LinkClosed,
     LinkFailed,
     LinkLost,
@@ -37,7 +39,7 @@ from kernelflume.wnode.messages import (
 from kernelflume.wnode.sampler import Sampled, sample
 from kernelflume.wnode.sampling.draw import signed
 from kernelflume.wnode.sampling.logprobs import RawLogprobs
-from kernelflume.wnode.sequence import Sequence
+from kernelflume.wnode.sequence import Sequence, SequenceState
 from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.batch import Chunk, StepBatch
     from kernelflume.wnode.gpu.graph_runner import GraphRunner
     from kernelflume.wnode.grammar.matcher import Matcher
+    from kernelflume.wnode.hand_overs import HandOvers
     from kernelflume.wnode.inbox import Inbox, InboxItem
     from kernelflume.wnode.kernel_threads import KernelThreads
     from kernelflume.wnode.ledger import Ledger
@@ -75,6 +78,7 @@ class Engine:
         kv_dtype: torch.dtype,
         scheduler: Scheduler,
         prefix_cache: PrefixCache,
+        hand_overs: HandOvers,
         ledger: Ledger,
         links: LinkTable,
         inbox: Inbox,
@@ -90,6 +94,7 @@ class Engine:
         self._kv_dtype = kv_dtype
         self._scheduler = scheduler
         self._prefix_cache = prefix_cache
+        self._hand_overs = hand_overs
         self._ledger = ledger
         self._links = links
         self._inbox = inbox
@@ -130,8 +135,10 @@ class Engine:
             self._step(plan.batch)
         else:
             self._step_clock.rest()
-            self._reporter.report_idle(self._scheduler, self._ledger)
-            is_expecting = bool(self._warming) or self._prefix_cache.is_expecting
+            self._reporter.report_idle(self._scheduler, self._ledger, hand_overs=self._hand_overs.counts)
+            is_expecting = (
+                bool(self._warming) or self._prefix_cache.is_expecting or self._hand_overs.is_expecting
+            )
             self._links.poll(_IDLE_WAIT_S, idle=not is_expecting)
 
     # --- between steps -------------------------------------------------------------------------------
@@ -142,11 +149,10 @@ class Engine:
                 self._submit(item)
             case ConstrainedSubmit():
                 self._submit(item.submit, item.matcher)
-            case Cancel():
+            case Cancel() | HandOver() | GoOn():
                 sequence = self._scheduler.find(item.request_id)
                 if sequence is not None:
-                    self._end(sequence)
-                    self._emit(TokenOutput(item.request_id, (), FinishReason.ABORT))
+                    self._interrupt(sequence, item)
             case CloseLink():
                 self._close_link(item.node_name)
             case ForgetLink():
@@ -161,6 +167,16 @@ class Engine:
             case TableBuilt():
                 self._adopt(item)
 
+    def _interrupt(self, sequence: Sequence, command: Cancel | HandOver | GoOn) -> None:
+        match command:
+            case Cancel():
+                self._end(sequence)
+                self._emit(TokenOutput(sequence.request_id, (), FinishReason.ABORT))
+            case HandOver():
+                self._hand_overs.order(sequence)
+            case GoOn():
+                self._hand_overs.go_on(sequence)
+
     def _submit(self, submit: Submit, matcher: Matcher | None = None) -> None:
         self._num_requests += 1
         sequence = Sequence(
@@ -173,6 +189,8 @@ class Engine:
             traced=submit.traced,
             cache_salt=submit.cache_salt,
             output=list(submit.resumption.output_token_ids),
+            handed=submit.resumption.route,
+            hands_over=submit.hands_over,
         )
         self._prefix_cache.enter(sequence)
         self._scheduler.submit(sequence)
@@ -189,7 +207,7 @@ class Engine:
         installed = self._clock.now()
         gone = {
             node_id
-            for sequence in (*self._scheduler.running, *self._scheduler.waiting)
+            for sequence in self._scheduler.all
             for node_id in sequence.route.node_ids
             if node_id not in item.table.known
         }
@@ -207,7 +225,7 @@ class Engine:
         if link is not None:
             holders = [
                 sequence.request_id
-                for sequence in (*self._scheduler.running, *self._scheduler.waiting)
+                for sequence in self._scheduler.all
                 if link.node_id in sequence.route.node_ids
             ]
             if holders:
@@ -234,7 +252,13 @@ class Engine:
                     "%s could not store request %s: recomputing", link.node_name, sequence.request_id
                 )
                 self._restart(sequence)
+            for sequence in [s for s in self._scheduler.held if s.sequence_id in failed]:
+                self._prefix_cache.abandon(sequence)
         self._prefix_cache.advance()
+        for sequence in self._hand_overs.take_named():
+            self._emit(TokenOutput(sequence.request_id, (), held=sequence.route))
+        for sequence in self._hand_overs.expired():
+            self._fail(sequence, "it was to go on on another weight node, of which nothing was heard")
         for refusal in self._scheduler.refusals():
             self._fail(refusal.sequence, refusal.reason)
 
@@ -285,6 +309,7 @@ class Engine:
             if by_graph and self._graph_runner is not None
             else 0,
             kv_traffic=self._links.kv_traffic,
+            hand_overs=self._hand_overs.counts,
         )
 
     def _times(self, batch: StepBatch, *, by_graph: bool) -> StepTimes | None:
@@ -392,6 +417,9 @@ class Engine:
         self._emit(*outputs)
         for sequence in ended:
             self._end(sequence)
+        for chunk in chunks:
+            if chunk.sequence.hands_over and chunk.sequence.state is SequenceState.RUNNING:
+                self._hand_overs.hold(chunk.sequence)
 
     def _trace_step(self, sequence: Sequence, num_rows: int, batch_rows: int, started_at_s: float) -> None:
         waited = self._links.waited_for_s
@@ -407,7 +435,9 @@ class Engine:
             num_cached = sequence.num_cached or 0
             if sampling.seed is None and not sampling.is_greedy:
                 random_key = sequence.random_key
-            if self._prefix_cache.looks_up(sequence):
+            if sequence.num_handed:
+                self._hand_overs.take_note_of(sequence)
+            elif self._prefix_cache.looks_up(sequence):
                 self._reporter.count_prefix(len(sequence.prompt), num_cached)
         prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         is_eos = token in self._eos_token_ids and (not sampling.ignore_eos or sequence.matcher is not None)
@@ -445,6 +475,7 @@ class Engine:
     # --- ends ----------------------------------------------------------------------------------------
 
     def _end(self, sequence: Sequence) -> None:
+        self._hand_overs.forget(sequence)
         self._prefix_cache.release(sequence)
         self._scheduler.remove(sequence)
 

@@ -22,6 +22,7 @@ from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
 from kernelflume.wnode.gpu.opener import make_graph_runner
 from kernelflume.wnode.grammar.lazy import LazyMatcherSource
+from kernelflume.wnode.hand_overs import HandOvers
 from kernelflume.wnode.inbox import CommandThread, Inbox
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import Ledger
@@ -123,11 +124,13 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         enabled=settings.enable_prefix_caching,
     )
     reporter.send(EngineReady(time.monotonic() - started))
+    hand_overs = HandOvers(scheduler, prefix_cache, clock, timeout_s=settings.hold_timeout_s)
     Engine(
         decoder=decoder,
         kv_dtype=getattr(torch, geometry.kv_dtype),
         scheduler=scheduler,
         prefix_cache=prefix_cache,
+        hand_overs=hand_overs,
         ledger=ledger,
         links=links,
         inbox=inbox,

@@ -21,6 +21,8 @@ from kernelflume.wnode.messages import (
     Command,
     CompleteLink,
     ForgetLink,
+    GoOn,
+    HandOver,
     LinkFailed,
     OpenLink,
     StepOutput,
@@ -70,7 +72,18 @@ class ConstrainedSubmit:
     matcher: Matcher
 
 
-InboxItem = Submit | ConstrainedSubmit | Cancel | CloseLink | ForgetLink | Stop | LinkConnected | TableBuilt
+InboxItem = (
+    Submit
+    | ConstrainedSubmit
+    | Cancel
+    | HandOver
+    | GoOn
+    | CloseLink
+    | ForgetLink
+    | Stop
+    | LinkConnected
+    | TableBuilt
+)
 
 
 class Inbox:

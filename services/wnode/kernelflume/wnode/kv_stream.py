@@ -1,7 +1,7 @@
 """Keys and values of one layer written into an append slot while the next layer is computed.
 
-The slot is laid out as one APPEND finds it (``transport.lanes``), and so the attention node sees no difference:
-the layers come by silent writes, and once all are there the APPEND follows as a notice alone.
+The slot is laid out as one APPEND finds it (``transport.lanes``), and so the attention node sees no
+difference: the layers come by silent writes, and once all are there the APPEND follows as a notice alone.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from kernelflume.wnode.runs import Run, by_node, choose_runs, cut, num_beginning
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.runtime.clock import Clock
     from kernelflume.transport.wire import Found, Shared
     from kernelflume.wnode.link import Link
@@ -50,6 +51,8 @@ class _Lookup:
     keys: np.ndarray
     """[num_blocks] keys of the beginning"""
     page_tokens: int
+    num_tokens: int
+    """Tokens of the beginning: the last block may be less than full."""
     deadline_s: float
     found: dict[str, np.ndarray] = field(default_factory=dict)
     """Node id -> [num_blocks] bool, what it holds as far as it has said so."""
@@ -105,12 +108,37 @@ class Lookups:
             node_ids: the nodes.
             page_tokens: tokens of a block.
         """
-        lookup = _Lookup(sequence, keys, page_tokens, self._clock.now() + self._timeout_s)
-        self._under_way[sequence.request_id] = lookup
+        lookup = self._enter(sequence, keys, page_tokens, len(keys) * page_tokens)
         for node_id in node_ids:
             link = self._links.of_node(node_id)
             if link is not None:
                 self._find(lookup, link)
+
+    def take_over(
+        self,
+        sequence: Sequence,
+        keys: np.ndarray,
+        runs: tuple[Run, ...],
+        page_tokens: int,
+        *,
+        num_tokens: int,
+    ) -> None:
+        """Share a beginning that is known to be held, without asking who has it.
+
+        Args:
+            sequence: a waiting one.
+            keys: [num_blocks] keys of its blocks, that of the last for exactly ``num_tokens``.
+            runs: who holds which.
+            page_tokens: tokens of a block.
+            num_tokens: tokens of the beginning.
+        """
+        self._share(self._enter(sequence, keys, page_tokens, num_tokens), runs)
+
+    def _enter(self, sequence: Sequence, keys: np.ndarray, page_tokens: int, num_tokens: int) -> _Lookup:
+        deadline_s = self._clock.now() + self._timeout_s
+        lookup = _Lookup(sequence, keys, page_tokens, num_tokens, deadline_s)
+        self._under_way[sequence.request_id] = lookup
+        return lookup
 
     def take_found(self, link: Link, notice: Found) -> None:
         """Take in what a node holds."""
@@ -207,7 +235,9 @@ class Lookups:
         blocks = np.empty(len(numbers), BLOCK_DTYPE)
         blocks["key"] = lookup.keys[numbers]
         blocks["start"] = numbers * lookup.page_tokens
-        blocks["num_tokens"] = lookup.page_tokens
+        blocks["num_tokens"] = np.minimum(
+            lookup.page_tokens, lookup.num_tokens - numbers * lookup.page_tokens
+        )
         return blocks
 
     @staticmethod
@@ -228,7 +258,7 @@ class Lookups:
         if lookup.is_answered and sum(num_held.values()) == num_blocks:
             runs = cut(lookup.runs, num_blocks)
             if runs:
-                lookup.sequence.share(lookup.sequence_id, route_of(runs, lookup.page_tokens))
+                lookup.sequence.share(lookup.sequence_id, self._route(lookup, runs))
                 del self._sharing[lookup.sequence_id]
                 del self._under_way[lookup.sequence.request_id]
             else:
@@ -240,6 +270,10 @@ class Lookups:
             self._share(lookup, cut(lookup.runs, num_blocks))
         else:
             self._end(lookup)
+
+    @staticmethod
+    def _route(lookup: _Lookup, runs: tuple[Run, ...]) -> SequenceRoute:
+        return route_of(runs, lookup.page_tokens, num_tokens=lookup.num_tokens)
 
     def _end(self, lookup: _Lookup) -> None:
         """Go without."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernelflume.core.resumption import FROM_THE_START
+from kernelflume.wnode.hand_over_counts import HandOverCounts
 from kernelflume.wnode.kv_traffic import KvTraffic
 
 if TYPE_CHECKING:
@@ -53,11 +54,30 @@ class Submit:
     """Only requests with the same one share keys and values."""
     resumption: Resumption = FROM_THE_START
     """How far another run of the request came."""
+    hands_over: bool = False
+    """Hold it after its first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Stop a request and free its pages; unknown ids are ignored, for it may just have ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Hold a request between two tokens, with all of its blocks named; unknown ids are ignored.
+
+    Answered by an output that is ``held``, unless the request ends first.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Run a held request again; others are ignored."""
 
     request_id: str
 
@@ -107,7 +127,7 @@ class Stop:
     """End the engine."""
 
 
-Command = Submit | Cancel | OpenLink | CompleteLink | CloseLink | ForgetLink | Adopt | Stop
+Command = Submit | Cancel | HandOver | GoOn | OpenLink | CompleteLink | CloseLink | ForgetLink | Adopt | Stop
 
 # --- engine to shell ---------------------------------------------------------------------------------
 
@@ -155,6 +175,8 @@ class TokenOutput:
     """With the first token: prompt tokens that were found in the pool and not computed."""
     steps: tuple[StepTrace, ...] = ()
     """Of a traced request: its steps since the output before."""
+    held: SequenceRoute | None = None
+    """Without tokens: the request is held, and its keys and values are there; empty where none are."""
     random_key: int | None = None
     """With the first token of a request that draws and brought no seed: the key of its random numbers."""
 
@@ -297,6 +319,7 @@ class EngineReport:
     kv_usage: float = 0.0
     """Share of the active attention nodes' pages that are taken or promised, by whomever; 0 without nodes."""
     kv_traffic: KvTraffic = field(default_factory=KvTraffic)
+    hand_overs: HandOverCounts = field(default_factory=HandOverCounts)
 
 
 @dataclass(frozen=True, slots=True)

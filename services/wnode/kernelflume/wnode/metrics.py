@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from kernelflume.wnode.hand_over_counts import HandOverCounts
 from kernelflume.wnode.kv_traffic import KvTraffic
 
 if TYPE_CHECKING:
@@ -104,6 +105,19 @@ class WeightNodeMetrics:
             registry=registry,
         )
         self._kv_traffic = KvTraffic()
+        self._hand_overs = Counter(
+            "kernelflume_hand_overs",
+            "Sequences held for another weight node (held), those of them that went on here after all "
+            "(gone_on) or that nobody asked for in time (expired), and those taken from another one (taken).",
+            ["event"],
+            registry=registry,
+        )
+        self._recomputed = Counter(
+            "kernelflume_hand_over_recomputed_tokens",
+            "Tokens of sequences taken from another weight node that had to be computed again.",
+            registry=registry,
+        )
+        self._hand_over_counts = HandOverCounts()
         self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
         self._seen = (0, 0, 0, 0, 0)
 
@@ -135,6 +149,7 @@ class WeightNodeMetrics:
         self._graph_steps.inc(report.num_graph_steps - self._num_graph_steps)
         self._num_graph_steps = report.num_graph_steps
         self._take_traffic(report.kv_traffic)
+        self._take_hand_overs(report.hand_overs)
         self._captures.set(report.num_graph_captures)
         self._microbatches.set(report.num_microbatches)
         times = report.step_times
@@ -143,6 +158,14 @@ class WeightNodeMetrics:
             self._stages.labels("attention").set(times.attention_s)
             self._stages.labels("post_attention").set(times.post_attention_s)
             self._stages.labels("overhead").set(times.overhead_s)
+
+    def _take_hand_overs(self, counts: HandOverCounts) -> None:
+        before, self._hand_over_counts = self._hand_over_counts, counts
+        self._hand_overs.labels("held").inc(counts.num_held - before.num_held)
+        self._hand_overs.labels("gone_on").inc(counts.num_gone_on - before.num_gone_on)
+        self._hand_overs.labels("expired").inc(counts.num_expired - before.num_expired)
+        self._hand_overs.labels("taken").inc(counts.num_taken - before.num_taken)
+        self._recomputed.inc(counts.num_recomputed_tokens - before.num_recomputed_tokens)
 
     def _take_traffic(self, traffic: KvTraffic) -> None:
         before, self._kv_traffic = self._kv_traffic, traffic

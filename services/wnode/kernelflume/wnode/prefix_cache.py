@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernelflume.core.ranges import SequenceRoute
 from kernelflume.transport.wire import BLOCK_DTYPE, Found, Shared
 from kernelflume.wnode.lookups import Lookups
 from kernelflume.wnode.messages import RoutesChanged
 from kernelflume.wnode.publisher import Publisher
+from kernelflume.wnode.runs import runs_of
 from kernelflume.wnode.sequence import LookupPhase
 
 if TYPE_CHECKING:
@@ -75,8 +77,10 @@ class PrefixCache:
 
     def looks_up(self, sequence: Sequence) -> bool:
         """Tell whether a sequence shares what it finds in the pool."""
+        if sequence.handed.ranges:
+            return True
         # Log probabilities of a prompt's tokens come with its computation.
-        return self._enabled and sequence.sampling.prompt_logprobs is None
+        return self._enabled and (sequence.sampling.prompt_logprobs is None or bool(sequence.output))
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Tell whether a waiting sequence has nothing more to look up."""
@@ -112,6 +116,29 @@ class PrefixCache:
             keys = sequence.block_keys(sequence.num_computed, page_tokens).keys
             self._publisher.publish(sequence, keys, page_tokens)
 
+    def name_all(self, sequence: Sequence) -> int:
+        """Name all that a sequence has computed, its last block too, for a weight node that goes on with it.
+
+        Returns:
+            What ``has_settled`` is to be asked for.
+        """
+        page_tokens = self._links.page_tokens
+        if sequence.route.ranges and page_tokens:
+            keys = sequence.block_keys(sequence.num_computed, page_tokens)
+            self._publisher.publish(sequence, keys.keys, page_tokens)
+            if sequence.num_computed % page_tokens and keys.num_tokens == sequence.num_computed:
+                self._publisher.publish_rest(sequence, keys.key(), page_tokens)
+        return self._publisher.last_number
+
+    def has_settled(self, number: int) -> bool:
+        """Tell whether the names up to this number are known to the attention nodes."""
+        return self._publisher.has_settled(number)
+
+    def abandon(self, sequence: Sequence) -> None:
+        """Let a waiting sequence hold nothing and look for nothing."""
+        self.release(sequence)
+        self._scheduler.give_back(sequence)
+
     def release(self, sequence: Sequence) -> None:
         """Free what a sequence holds that ends or restarts, once what it computed is named."""
         self._lookups.cancel(sequence)
@@ -139,10 +166,9 @@ class PrefixCache:
     def lose(self, node_id: str) -> None:
         """Use nothing more of a node: what waits and shares pages there looks up again."""
         self._lookups.lose(node_id)
-        for sequence in self._scheduler.waiting:
+        for sequence in (*self._scheduler.waiting, *self._scheduler.held):
             if node_id in sequence.route.node_ids:
-                self.release(sequence)
-                self._scheduler.give_back(sequence)
+                self.abandon(sequence)
 
     def forget_link(self, node_name: str) -> None:
         """Expect no answer over a link that was closed."""
@@ -162,7 +188,7 @@ class PrefixCache:
     def _begin_due(self, now: float) -> None:
         """Begin the lookups that are due, as far as a turn has time for."""
         page_tokens = self._ledger.page_tokens
-        if not self._enabled or not page_tokens or self._scheduler.is_starved:
+        if not page_tokens or self._scheduler.is_starved:
             return
         budget = _MAX_KEYED_TOKENS if self._scheduler.running else 1 << 30
         for sequence in self._scheduler.next_waiting:
@@ -181,6 +207,8 @@ class PrefixCache:
 
     def _begin(self, sequence: Sequence, page_tokens: int, budget: int) -> int:
         """Name a sequence's blocks, and ask for them once all have names; return the tokens it took."""
+        if sequence.handed.ranges:
+            return self._begin_handed(sequence, page_tokens)
         # The last token is computed in any case: its logits are what comes next.
         num_blocks = (sequence.num_tokens - 1) // page_tokens
         if not num_blocks:
@@ -194,3 +222,19 @@ class PrefixCache:
             packed = np.frombuffer(b"".join(found.keys[:num_blocks]), BLOCK_DTYPE["key"])
             self._lookups.begin(sequence, packed, self._ledger.table.active, page_tokens)
         return found.num_tokens - before
+
+    def _begin_handed(self, sequence: Sequence, page_tokens: int) -> int:
+        """Share what another weight node holds, without asking who has it; return the tokens it named."""
+        route, sequence.handed = sequence.handed, SequenceRoute()
+        runs = runs_of(route, page_tokens)
+        if not runs or route.num_tokens != sequence.num_tokens - 1:
+            return 0  # it is looked up as any other
+        sequence.lookup = LookupPhase.UNDER_WAY
+        before = sequence.block_keys(0, page_tokens).num_tokens
+        keys = sequence.block_keys(route.num_tokens, page_tokens)
+        names = [*keys.keys[: route.num_tokens // page_tokens]]
+        if route.num_tokens % page_tokens:
+            names.append(keys.key())
+        packed = np.frombuffer(b"".join(names), BLOCK_DTYPE["key"])
+        self._lookups.take_over(sequence, packed, runs, page_tokens, num_tokens=route.num_tokens)
+        return keys.num_tokens - before

@@ -85,6 +85,14 @@ class Publisher:
             if link is not None and numbers:
                 self._send(link, sequence.sequence_id, _blocks_of(numbers, keys, page_tokens))
 
+    def publish_rest(self, sequence: Sequence, key: bytes, page_tokens: int) -> None:
+        """Name a sequence's last block, which is not full, by the key of exactly what is computed."""
+        link = self._links.of_node(sequence.route.ranges[-1].node_id)
+        if link is not None and len(self._open) <= MAX_OPEN:
+            num_tokens = sequence.num_computed % page_tokens
+            block = (key, sequence.num_computed - num_tokens, num_tokens)
+            self._send(link, sequence.sequence_id, np.array([block], BLOCK_DTYPE))
+
     def release(self, sequence: Sequence) -> None:
         """Free a sequence's pages on every node that has or is being sent some, once its names are known."""
         for node_id in sequence.route.node_ids:

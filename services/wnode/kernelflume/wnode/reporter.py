@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from kernelflume.core.profile import StepTimes
+from kernelflume.wnode.hand_over_counts import HandOverCounts
 from kernelflume.wnode.kv_traffic import KvTraffic
 from kernelflume.wnode.messages import EngineReport, SequenceReport, StepOutput
 
@@ -50,6 +51,7 @@ class Reporter:
         """As told by whoever captures."""
         self._num_restarts = 0
         self._kv_traffic = KvTraffic()
+        self._hand_overs = HandOverCounts()
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._prefix_queries = 0
@@ -89,6 +91,7 @@ class Reporter:
         times: StepTimes | None,
         num_microbatches: int,
         kv_traffic: KvTraffic,
+        hand_overs: HandOverCounts,
     ) -> None:
         """Note a step, and report when it is time.
 
@@ -102,6 +105,7 @@ class Reporter:
             times: where its time went, where that is known.
             num_microbatches: of a step that ran as one captured graph; 0 for one that did not.
             kv_traffic: sums of all steps so far.
+            hand_overs: sums so far.
         """
         self._is_idle_reported = False
         self._num_steps += 1
@@ -112,6 +116,7 @@ class Reporter:
         self._step_seconds.append(seconds)
         self._waited_s += waited_s
         self._kv_traffic = kv_traffic
+        self._hand_overs = hand_overs
         if num_rows == num_tokens:
             self._decode_seconds.append(seconds)
             self._num_decode_rows = num_rows
@@ -120,8 +125,9 @@ class Reporter:
         if self._clock.now() - self._reported_at >= _REPORT_INTERVAL_S:
             self._report(scheduler, ledger)
 
-    def report_idle(self, scheduler: Scheduler, ledger: Ledger) -> None:
+    def report_idle(self, scheduler: Scheduler, ledger: Ledger, *, hand_overs: HandOverCounts) -> None:
         """Report now and then while no step runs, at once when steps stop."""
+        self._hand_overs = hand_overs
         if not self._is_idle_reported or self._clock.now() - self._reported_at >= _SEQUENCES_INTERVAL_S:
             self._is_idle_reported = True
             self._decode_seconds.clear()
@@ -133,7 +139,7 @@ class Reporter:
         self._reported_at = self._clock.now()
         steps, self._step_seconds = tuple(self._step_seconds), []
         waited_s, self._waited_s = self._waited_s, 0.0
-        sequences = (*scheduler.running, *scheduler.waiting)
+        sequences = scheduler.all
         ledger.begin_step(())
         self.send(
             EngineReport(
@@ -167,6 +173,7 @@ class Reporter:
                 num_graph_captures=self.num_graph_captures,
                 num_microbatches=self._num_microbatches,
                 kv_traffic=replace(self._kv_traffic),
+                hand_overs=replace(self._hand_overs),
                 kv_usage=1 - ledger.num_usable_pages / ledger.num_pages if ledger.num_pages else 0.0,
             )
         )

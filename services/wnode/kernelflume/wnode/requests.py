@@ -14,7 +14,7 @@ from kernelflume.core.errors import (
     UnavailableError,
 )
 from kernelflume.core.resumption import FROM_THE_START
-from kernelflume.wnode.messages import Cancel, StepOutput, Submit, TokenOutput
+from kernelflume.wnode.messages import Cancel, GoOn, HandOver, StepOutput, Submit, TokenOutput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -117,13 +117,24 @@ class RequestTable:
         traced: bool,
         cache_salt: str = "",
         resumption: Resumption = FROM_THE_START,
+        hands_over: bool = False,
     ) -> None:
         """Hand a request that was taken in to the engine.
 
         Raises:
             UnavailableError: the engine is gone.
         """
-        self._send(Submit(request_id, prompt, sampling, grammar, traced, cache_salt, resumption))
+        self._send(Submit(request_id, prompt, sampling, grammar, traced, cache_salt, resumption, hands_over))
+
+    def hand_over(self, request_id: str) -> None:
+        """Hold a request between two tokens; its sink is told, unless it ends first."""
+        with contextlib.suppress(UnavailableError):  # it fails by itself
+            self._send(HandOver(request_id))
+
+    def go_on(self, request_id: str) -> None:
+        """Run a held request again."""
+        with contextlib.suppress(UnavailableError):
+            self._send(GoOn(request_id))
 
     def leave(self, request_id: str, *, ended: bool) -> None:
         """Forget a request, and cancel it unless its last output has come."""

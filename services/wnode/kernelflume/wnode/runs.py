@@ -79,13 +79,26 @@ def cut(runs: Sequence[Run], num_blocks: int) -> tuple[Run, ...]:
     return tuple(replace(run, end=min(run.end, num_blocks)) for run in runs if run.start < num_blocks)
 
 
-def route_of(runs: Sequence[Run], page_tokens: int) -> SequenceRoute:
-    """Return the route of a context whose full blocks are held this way."""
+def route_of(runs: Sequence[Run], page_tokens: int, *, num_tokens: int) -> SequenceRoute:
+    """Return the route of a context of ``num_tokens`` whose blocks are held this way."""
     return SequenceRoute(
         tuple(
-            OwnedRange(run.node_id, TokenRange(run.start * page_tokens, run.end * page_tokens))
+            OwnedRange(
+                run.node_id, TokenRange(run.start * page_tokens, min(run.end * page_tokens, num_tokens))
+            )
             for run in runs
         )
+    )
+
+
+def runs_of(route: SequenceRoute, page_tokens: int) -> tuple[Run, ...]:
+    """Return the runs of a route, none where its ranges do not begin with blocks."""
+    if any(owned.tokens.start % page_tokens for owned in route.ranges):
+        return ()
+    return tuple(
+        Run(owned.node_id, owned.tokens.start // page_tokens, -(-owned.tokens.end // page_tokens))
+        for owned in route.ranges
+        if owned.tokens.num_tokens
     )
 
 

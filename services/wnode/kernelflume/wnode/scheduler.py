@@ -58,6 +58,8 @@ class Scheduler:
         self._ids = count(1)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.held: list[Sequence] = []
+        """Sequences that stand still for another weight node."""
         self.is_starved = False
         """True when the last step left a running sequence out for want of room."""
 
@@ -76,18 +78,17 @@ class Scheduler:
         return list(islice(self.waiting, max(0, self._limits.max_num_seqs - len(self.running))))
 
     def find(self, request_id: str) -> Sequence | None:
-        """Return the waiting or running sequence of a request, or None."""
-        return next(
-            (sequence for sequence in (*self.running, *self.waiting) if sequence.request_id == request_id),
-            None,
-        )
+        """Return the sequence of a request that has not ended, or None."""
+        return next((sequence for sequence in self.all if sequence.request_id == request_id), None)
+
+    @property
+    def all(self) -> tuple[Sequence, ...]:
+        """Every sequence that has not ended."""
+        return (*self.running, *self.waiting, *self.held)
 
     def remove(self, sequence: Sequence) -> None:
         """End a sequence; the caller frees its pages."""
-        if sequence.state is SequenceState.RUNNING:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        self._take_out(sequence)
         sequence.apply(SequenceEvent.END)
         self._ledger.forget(sequence.sequence_id)
 
@@ -98,6 +99,33 @@ class Scheduler:
         sequence.restart()
         sequence.sequence_id = self.new_id()
         self.waiting.appendleft(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Let a running or waiting sequence stand still."""
+        self._take_out(sequence)
+        sequence.apply(SequenceEvent.HOLD)
+        self.held.append(sequence)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Run a held sequence again: at once, or first in the queue where nothing of it is computed."""
+        self.held.remove(sequence)
+        if sequence.num_computed:
+            sequence.apply(SequenceEvent.GO_ON)
+            self.running.append(sequence)
+        else:
+            sequence.apply(SequenceEvent.RESTART)
+            self.waiting.appendleft(sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        match sequence.state:
+            case SequenceState.RUNNING:
+                self.running.remove(sequence)
+            case SequenceState.WAITING:
+                self.waiting.remove(sequence)
+            case SequenceState.HELD:
+                self.held.remove(sequence)
+            case SequenceState.ENDED:
+                return
 
     def give_back(self, sequence: Sequence) -> None:
         """Let a waiting sequence begin with nothing again; the caller frees what it shares first."""

@@ -22,6 +22,7 @@ class SequenceState(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    HELD = "held"
     ENDED = "ended"
 
 
@@ -38,12 +39,19 @@ class SequenceEvent(StrEnum):
 
     ADMIT = "admit"
     RESTART = "restart"
+    HOLD = "hold"
+    GO_ON = "go_on"
     END = "end"
 
 
 TRANSITIONS: dict[tuple[SequenceState, SequenceEvent], SequenceState] = {
     (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.RUNNING,
     (SequenceState.RUNNING, SequenceEvent.RESTART): SequenceState.WAITING,
+    (SequenceState.WAITING, SequenceEvent.HOLD): SequenceState.HELD,
+    (SequenceState.RUNNING, SequenceEvent.HOLD): SequenceState.HELD,
+    (SequenceState.HELD, SequenceEvent.GO_ON): SequenceState.RUNNING,
+    (SequenceState.HELD, SequenceEvent.RESTART): SequenceState.WAITING,
+    (SequenceState.HELD, SequenceEvent.END): SequenceState.ENDED,
     (SequenceState.WAITING, SequenceEvent.END): SequenceState.ENDED,
     (SequenceState.RUNNING, SequenceEvent.END): SequenceState.ENDED,
 }
@@ -99,6 +107,12 @@ class Sequence:
     """Prompt tokens that it never computed; None before it ran."""
     keys: BlockKeys | None = None
     """Names of its blocks, as far as they were asked for."""
+    handed: SequenceRoute = field(default_factory=SequenceRoute)
+    """Where another run of the request holds its blocks, until they were asked for."""
+    num_handed: int = 0
+    """Tokens that lay there."""
+    hands_over: bool = False
+    """Hold it for another weight node after its next token."""
     num_restarts: int = 0
     num_tokens_at_restart: int = 0
     """Tokens known when it last restarted: no more at the next restart means no progress."""
@@ -116,6 +130,7 @@ class Sequence:
     def __post_init__(self) -> None:
         sampling = self.sampling
         self.num_resumed = len(self.output)
+        self.num_handed = self.handed.num_tokens
         self.seen = SeenTokens(self.prompt) if sampling.has_penalties else None
         if self.seen is not None:
             for token in self.output:

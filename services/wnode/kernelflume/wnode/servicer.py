@@ -43,6 +43,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         self._tracer = tracer
         self._attachments: set[Attachment] = set()
         self._is_draining = False
+        self._is_ending = False
 
     async def Generate(
         self, request: wnode_pb2.GenerateRequest, context: Context
@@ -84,8 +85,10 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
     ) -> None:
         """Run one router's requests."""
         attachment = Attachment(self._shell.requests, self._tracer, num_microbatches=self._num_microbatches)
-        if self._is_draining:
+        if self._is_ending:
             attachment.drain()
+        elif self._is_draining:
+            attachment.set_draining(True)
         self._attachments.add(attachment)
         reading = asyncio.create_task(attachment.read(request_iterator))
         try:
@@ -100,7 +103,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
 
     def drain(self) -> None:
         """Take no more requests of attached routers, and let each go when its requests have ended."""
-        self._is_draining = True
+        self._is_ending = True
         for attachment in self._attachments:
             attachment.drain()
 
@@ -151,6 +154,23 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         del context
         await self._shell.endpoints.release(node_name(request.node_id, request.incarnation))
         return wnode_pb2.ReleaseEndpointResponse()
+
+    async def MoveRequests(
+        self, request: wnode_pb2.MoveRequestsRequest, context: Context
+    ) -> wnode_pb2.MoveRequestsResponse:
+        """Ask routers to hand requests over."""
+        del context
+        if request.HasField("draining"):
+            self._is_draining = request.draining
+            for attachment in self._attachments:
+                attachment.set_draining(request.draining)
+        if request.HasField("draining") and not request.draining:
+            return wnode_pb2.MoveRequestsResponse()
+        left = request.max_requests or len(self._shell.requests)
+        num_asked = 0
+        for attachment in self._attachments:
+            num_asked += attachment.ask_away(left - num_asked)
+        return wnode_pb2.MoveRequestsResponse(num_asked=num_asked)
 
     async def ListSequences(
         self, request: wnode_pb2.ListSequencesRequest, context: Context
