@@ -195,6 +195,14 @@ async def _measure(
     )
     reporter.ready("scan", title, clock.now() - began)
 
+    title, began = "prompts", clock.now()
+    prefills = []
+    for number, num_tokens in enumerate(measurements.prefill_tokens):
+        reporter.fraction("prompts", title, number / len(measurements.prefill_tokens))
+        seconds = [await meter.measure_prefill(num_tokens) for _ in range(measurements.num_prefills)]
+        prefills.append((num_tokens, median(seconds)))
+    reporter.ready("prompts", title, clock.now() - began)
+
     title, began = "prewarm", clock.now()
     prewarms = []
     for number in range(measurements.num_prewarms):
@@ -203,6 +211,11 @@ async def _measure(
     reporter.ready("prewarm", title, clock.now() - began)
 
     profile = assemble(
-        steps, geometry, hardware=hardware(), bytes_per_s=bytes_per_s, prewarm_s=median(prewarms)
+        steps,
+        geometry,
+        hardware=hardware(),
+        bytes_per_s=bytes_per_s,
+        prewarm_s=median(prewarms),
+        prefills=prefills,
     )
     return profile, tuple(steps)
