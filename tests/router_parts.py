@@ -370,9 +370,9 @@ async def wait_listening(port: int, serving: asyncio.Task[None] | None = None) -
     await serving
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 30.0) -> None:
     """Ask again and again until the answer is yes."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110 - what is asked is often in another process
             await asyncio.sleep(0.02)
 
