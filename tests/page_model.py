@@ -94,23 +94,25 @@ class PageModel:
         for page in reversed(self.sequences.pop(sequence_id).pages):
             self._let_go(page)
 
-    def blocks_of(self, sequence: ModelSequence, key: bytes) -> list[Block]:
-        """Return every block of the sequence that can be named, under one key."""
+    def blocks_of(self, sequence: ModelSequence, keys: list[bytes]) -> list[Block]:
+        """Return the blocks of the sequence that can be named, each with a key of its own while there are."""
         result = []
-        for index in range(len(sequence.pages)):
+        for index, key in zip(range(len(sequence.pages)), keys, strict=False):
             positions = sequence.positions[index * self.page_tokens :][: self.page_tokens]
             first, last = positions[0], positions[-1]
             if first % self.page_tokens == 0 and last - first == len(positions) - 1:
                 result.append(Block(key, first, len(positions)))
         return result
 
-    def publish(self, sequence: ModelSequence, block: Block) -> None:
-        page = sequence.pages[sequence.positions.index(block.start) // self.page_tokens]
-        taken = self.names.get(block.key)
-        if taken is not None:
-            self.touch([taken])
-        elif page.block is None:
-            page.block = block
+    def publish(self, sequence: ModelSequence, blocks: list[Block]) -> None:
+        used = []
+        for block in blocks:
+            page = sequence.pages[sequence.positions.index(block.start) // self.page_tokens]
+            taken = self.names.get(block.key)
+            if taken is None and page.block is None:
+                page.block = block
+            used.append(taken or page)
+        self.touch(used)
 
     def can_share(self, sequence: ModelSequence, blocks: list[Block]) -> bool:
         end, num_tokens = sequence.end, len(sequence.numbers)

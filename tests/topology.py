@@ -38,6 +38,8 @@ def topology() -> scaler_pb2.Topology:
                 threshold_tokens=1843,
                 fill_seconds=42.0,
                 num_tails=2,
+                cached_tokens=256,
+                shared_tokens=1024,
             ),
             scaler_pb2.AttentionNodeStatus(node_id="a-2", state="draining", address="127.0.0.1:9002"),
         ],

@@ -23,15 +23,15 @@ GOLDEN: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "golden" / "smollm2.json").read_text(encoding="utf-8")
 )
 PAGE_TOKENS = 16
-NUM_TOKENS = 12
-SETTINGS = {"KERNELFLUME_ANODE_PAGE_TOKENS": str(PAGE_TOKENS), "KERNELFLUME_WNODE_SPREAD_TOKENS": "128"}
+NUM_TOKENS = 8
+SETTINGS = {"KERNELFLUME_ANODE_PAGE_TOKENS": str(PAGE_TOKENS), "KERNELFLUME_WNODE_SPREAD_TOKENS": "64"}
 SESSIONS = {
-    "chat": ("chat_gravity", "chat_poem", "recipe", "letter"),
-    "code": ("code_python", "code_c", "code_sql", "word"),
-    "long": ("long_1500", "history", "chat_advice", "story"),
+    "chat": ("chat_gravity", "chat_poem", "letter"),
+    "code": ("code_python", "code_c", "word"),
+    "long": ("long_1500", "history", "chat_advice"),
 }
 """Name -> what each turn brings."""
-MAX_PIECE = 500
+MAX_PIECE = 250
 """Tokens of the longest piece: enough to be spread over three nodes."""
 
 
@@ -127,11 +127,11 @@ async def test_sessions_go_on_across_scale_events(stack: Stack, sessions: dict[s
         assert cached_tokens(answer) == whole_blocks(num_computed)
         num_computed = len(context) + NUM_TOKENS - 1
     shrinking = asyncio.create_task(asyncio.to_thread(stack.scale, 1))
-    for name, each in sessions.items():
-        await check(stack, each, salt=f"shrinks {name}", at_least=0)
+    await asyncio.gather(
+        *(check(stack, each, salt=f"shrinks {name}", at_least=0) for name, each in sessions.items())
+    )
     await shrinking
-    for name, each in sessions.items():
-        await check(stack, each, salt=f"shrank {name}")
+    await asyncio.gather(*(check(stack, each, salt=f"shrank {name}") for name, each in sessions.items()))
     await stack.wait_baseline()
 
 
@@ -139,10 +139,12 @@ async def test_common_beginning_of_concurrent_requests(stack: Stack) -> None:
     system = GOLDEN["long_1500"]["prompt"][: MAX_PIECE + 3]
     pieces = [golden["prompt"][:20] for name, golden in GOLDEN.items() if name.startswith(("chat", "code"))]
     prompts = [[*system, 100 + number, *piece] for number, piece in enumerate(pieces)]
-    alone = [
-        await stack.generate(prompt, NUM_TOKENS, cache_salt=str(number))
-        for number, prompt in enumerate(prompts)
-    ]
+    alone = await asyncio.gather(
+        *(
+            stack.generate(prompt, NUM_TOKENS, cache_salt=f"alone {number}")
+            for number, prompt in enumerate(prompts)
+        )
+    )
     await stack.complete(system, 1, cache_salt="common")
     answers = await asyncio.gather(
         *(stack.complete(prompt, NUM_TOKENS, cache_salt="common") for prompt in prompts)
@@ -159,9 +161,9 @@ async def test_attention_node_that_is_killed_costs_no_token(
     turns = sessions["long"]
     await check(stack, turns[:2], salt="killed")
     prompt = GOLDEN["long_2000"]["prompt"][:MAX_PIECE]
-    expected = await stack.generate(prompt, 40)
+    expected = await stack.generate(prompt, 20)
     stream = Stream()
-    running = asyncio.create_task(stack.stream(prompt, 40, stream, cache_salt="killed"))
+    running = asyncio.create_task(stack.stream(prompt, 20, stream, cache_salt="killed"))
     while len(stream.token_ids) < 5:  # noqa: ASYNC110 - filled by another task
         await asyncio.sleep(0.05)
     victim = next(
@@ -217,7 +219,7 @@ async def test_every_format_tells_what_was_cached(stack: Stack) -> None:
 async def test_two_keys_never_share(tmp_path: Path) -> None:
     keys_file = tmp_path / "keys.json"
     keys = [create_key(name, keys_file) for name in ("alice", "bob")]
-    prompt = GOLDEN["long_1500"]["prompt"][:400]
+    prompt = GOLDEN["long_1500"]["prompt"][:100]
     environment = {"KERNELFLUME_ROUTER_AUTH__KEYS_FILE": str(keys_file)}
     with serve(tmp_path / "log", "--attention-nodes", "1", **SETTINGS, **environment) as served:
         answers = [await served.complete(prompt, NUM_TOKENS, key=key) for key in (*keys, *keys)]
@@ -229,4 +231,4 @@ async def test_two_keys_never_share(tmp_path: Path) -> None:
 def create_key(name: str, path: Path) -> str:
     result = CliRunner().invoke(app, ["keys", "create", name, "--file", str(path)])
     assert result.exit_code == 0, result.output
-    return next(word for word in result.output.split() if word.startswith("sk-"))
+    return result.stdout.strip()

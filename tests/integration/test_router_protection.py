@@ -502,3 +502,44 @@ async def test_https_uses_a_new_certificate_without_a_restart(
 def test_https_needs_a_certificate(authority: Authority) -> None:
     with pytest.raises(ConfigurationError, match="http-tls"):
         HttpTls(TlsSettings(ca=authority.ca))
+
+
+async def test_keys_and_salts_keep_computed_prompts_apart(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    alice, bob = (keys("create", name, "--file", str(path)) for name in ("alice", "bob"))
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node], auth={"keys_file": path, "refresh_interval": 0.02}) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        for key, salt in ((alice, None), (bob, None), (alice, "own"), (bob, "own"), (alice, None)):
+            answer = await client.post(
+                "/v1/completions", json=BODY | {"cache_salt": salt}, headers=bearer(key)
+            )
+            assert answer.status_code == 200
+        salts = [request.cache_salt for request in node.requests]
+        assert salts[0] == salts[4]
+        assert len(set(salts)) == 4
+        assert all(salts)
+
+
+async def test_without_keys_requests_share_unless_they_ask_not_to(model: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        for path, body in (
+            ("completions", BODY),
+            ("completions", BODY | {"cache_salt": "s"}),
+            ("chat/completions", chat | {"cache_salt": "s"}),
+            ("responses", {"input": "a", "cache_salt": "s"}),
+        ):
+            answer = await client.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 200
+        assert [request.cache_salt for request in node.requests] == ["", "s", "s", "s"]
+        for salt in ("", "s" * 257, 5):
+            refused = await client.post("/v1/completions", json=BODY | {"cache_salt": salt})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "cache_salt"

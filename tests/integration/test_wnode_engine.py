@@ -6,6 +6,7 @@ Greedy tokens must equal those of dense attention, whatever the nodes, the split
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,6 +74,20 @@ def test_a_node_of_another_format_of_keys_and_values_is_refused_by_name(rig: Eng
         assert isinstance(offer, LinkOffer)
         with pytest.raises(HandshakeError, match=f"geometry.kv_dtype differs: .*'float32'.*'{FP8}'"):
             offer.handshake.check(node.handshake)
+    finally:
+        node.stop()
+
+
+def test_a_node_with_pages_of_another_size_is_refused_by_the_name_of_the_setting(rig: EngineRig) -> None:
+    weight, _ = rig(1)
+    node = LocalAttentionNode("b#1", rig.network, num_pages=4)
+    try:
+        offer = weight.connector.open("b#1")
+        assert isinstance(offer, LinkOffer)
+        answer = replace(node.connect(offer), page_tokens=2 * PAGE_TOKENS)
+        refused = weight.connector.complete("b#1", answer)
+        assert isinstance(refused, LinkFailed)
+        assert refused.reason == "page_tokens differs: b#1 has 8, the other attention nodes of w#1 have 4"
     finally:
         node.stop()
 

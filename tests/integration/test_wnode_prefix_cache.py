@@ -159,6 +159,26 @@ def test_sequence_that_loses_a_node_finds_what_others_hold(rig: EngineRig) -> No
     wait_unused(weight, *(node for node in nodes if not node.name.startswith(lost)))
 
 
+def test_sequence_that_loses_every_node_is_computed_anew_on_the_next(rig: EngineRig) -> None:
+    weight, _ = rig(2, active=1)
+    tokens = prompt(30)
+    ask(weight, "first", tokens)
+    weight.submit("r", tokens)
+    weight.turn_until(lambda: len(weight.recorder.tokens["r"]) == 4)
+    weight.forget_link("a1#1", "it ended")
+    weight.forget_link("a0#1", "it ended")
+    weight.turn_until(lambda: not weight.scheduler.running)
+    assert not weight.links.all()
+    node = LocalAttentionNode("a2#1", rig.network, num_pages=200)
+    try:
+        weight.attach(node)
+        weight.adopt("a2")
+        assert weight.run_all("r") == [weight.reference(tokens, 12)]
+        wait_unused(weight, node)
+    finally:
+        node.stop()
+
+
 def test_cancelled_and_waiting_sequences_give_back_what_they_share(rig: EngineRig) -> None:
     weight, nodes = rig(1, num_pages=12)
     tokens = prompt(16)

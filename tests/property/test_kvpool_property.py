@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.page_model import ModelSequence, PageModel
 
 from kernelflume.anode.block_index import Block, BlockIndex
 from kernelflume.anode.host_pages import HostPages
 from kernelflume.anode.kvpool import HeldSequence, KvPool
 from kernelflume.anode.pages import PageAllocator
+from kernelflume.core.blocks import KEY_BYTES
 from kernelflume.core.errors import KvPoolExhaustedError, LifecycleError
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.runtime.clock import ManualClock
@@ -23,16 +24,22 @@ GEOMETRY = KvGeometry(
     dtype="float32", kv_dtype="float32",
 )  # fmt: skip
 NUM_PAGES, PAGE_TOKENS = 12, 3
-IDS = st.integers(0, 4)
-KEYS = st.sampled_from([bytes([number]) * 16 for number in range(8)])
-GONE = Block(b"gone" * 4, 0, PAGE_TOKENS)
+IDS = st.integers(0, 3)
+KEYS = [bytes([number]) * KEY_BYTES for number in range(16)]
+FIRST_KEYS = st.integers(0, len(KEYS) - 1)
+TURNS = st.tuples(IDS, st.integers(1, 4), st.integers(0, 2), FIRST_KEYS)
+GONE = b"-" * KEY_BYTES
 
 
 class PoolMachine(RuleBasedStateMachine):
     """Tokens carry distinct numbers, so that any mix-up shows; names are drawn at random, so they clash."""
 
-    @initialize(is_cache=st.booleans(), ttl_s=st.sampled_from([0.0, 5.0]))
-    def begin(self, is_cache: bool, ttl_s: float) -> None:
+    @initialize(
+        is_cache=st.sampled_from([True, True, True, False]),
+        ttl_s=st.sampled_from([0.0, 5.0]),
+        turns=st.lists(TURNS, min_size=3, max_size=6),
+    )
+    def begin(self, is_cache: bool, ttl_s: float, turns: list[tuple[int, int, int, int]]) -> None:
         self.clock = ManualClock()
         self.pool = KvPool(
             GEOMETRY,
@@ -45,6 +52,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.sequences: dict[int, HeldSequence] = {}
         self.model = PageModel(NUM_PAGES, PAGE_TOKENS, is_cache, ttl_s)
         self.last_number = 0
+        for turn in turns:
+            self.turn(turn)
 
     def pair(self, sequence_id: int) -> tuple[HeldSequence, ModelSequence]:
         return (
@@ -52,9 +61,19 @@ class PoolMachine(RuleBasedStateMachine):
             self.model.sequences.setdefault(sequence_id, ModelSequence()),
         )
 
-    def draw_id(self, data: st.DataObject, *, with_tokens: bool = True) -> int:
-        known = [key for key, item in self.model.sequences.items() if item.numbers or not with_tokens]
-        return data.draw(st.sampled_from(sorted(known)))
+    def known(self, index: int) -> int:
+        """Return the id of a sequence that holds something, if there is one."""
+        known = [key for key, item in sorted(self.model.sequences.items()) if item.numbers]
+        return known[index % len(known)] if known else index
+
+    @rule(turn=TURNS)
+    def turn(self, turn: tuple[int, int, int, int]) -> None:
+        """What a request does: it grows, and names what it holds."""
+        sequence_id, num_pages, num_more, first_key = turn
+        sequence, model = self.pair(sequence_id)
+        padding = -len(model.numbers) % PAGE_TOKENS
+        self.append(sequence_id, padding + num_pages * PAGE_TOKENS + num_more, 0, one_by_one=False)
+        self.publish_of(sequence, model, first_key)
 
     @rule(
         sequence_id=IDS,
@@ -83,56 +102,68 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.store(slots, torch.from_numpy(rows))
         self.model.append(model, start, numbers)
 
-    @precondition(lambda self: any(item.numbers for item in self.model.sequences.values()))
-    @rule(data=st.data())
-    def retract(self, data: st.DataObject) -> None:
-        sequence, model = self.pair(self.draw_id(data))
-        self.pool.retract(sequence)
-        self.model.retract(model)
+    @rule(index=IDS, num_tokens=st.integers(1, 3))
+    def retract(self, index: int, num_tokens: int) -> None:
+        sequence, model = self.pair(self.known(index))
+        for _ in range(min(num_tokens, len(model.numbers))):
+            self.pool.retract(sequence)
+            self.model.retract(model)
 
-    @precondition(lambda self: self.model.sequences)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        sequence_id = self.draw_id(data, with_tokens=False)
+    @rule(index=IDS)
+    def release(self, index: int) -> None:
+        sequence_id = self.known(index)
+        self.pair(sequence_id)
         self.pool.release(self.sequences.pop(sequence_id))
         self.model.release(sequence_id)
 
-    @precondition(lambda self: any(item.numbers for item in self.model.sequences.values()))
-    @rule(data=st.data(), key=KEYS)
-    def publish(self, data: st.DataObject, key: bytes) -> None:
-        sequence, model = self.pair(self.draw_id(data))
-        can_be_named = self.model.blocks_of(model, key)
-        cannot = [
-            Block(key, start, count)
-            for start in range(0, model.end + PAGE_TOKENS, PAGE_TOKENS)
-            for count in range(1, PAGE_TOKENS + 1)
-            if Block(key, start, count) not in can_be_named
-        ]
-        block = data.draw(st.sampled_from([*can_be_named, *can_be_named, *cannot]))
-        self.pool.publish(sequence, [block])
-        if block in can_be_named:
-            self.model.publish(model, block)
+    @rule(index=IDS, first_key=FIRST_KEYS)
+    def publish(self, index: int, first_key: int) -> None:
+        self.publish_of(*self.pair(self.known(index)), first_key)
 
-    @precondition(lambda self: self.model.names)
+    def publish_of(self, sequence: HeldSequence, model: ModelSequence, first_key: int) -> None:
+        blocks = self.model.blocks_of(model, KEYS[first_key:] + KEYS[:first_key])
+        self.pool.publish(sequence, blocks)
+        self.model.publish(model, blocks)
+
+    @rule(
+        index=IDS,
+        key=st.sampled_from(KEYS),
+        block=st.integers(0, NUM_PAGES),
+        count=st.integers(1, PAGE_TOKENS),
+    )
+    def publish_what_is_no_block_of_it(self, index: int, key: bytes, block: int, count: int) -> None:
+        sequence, model = self.pair(self.known(index))
+        start = block * PAGE_TOKENS
+        if Block(key, start, count) not in self.model.blocks_of(model, [key] * len(model.pages)):
+            self.pool.publish(sequence, [Block(key, start, count)])
+
     @rule(data=st.data(), sequence_id=IDS)
     def share(self, data: st.DataObject, sequence_id: int) -> None:
-        named = [page.block for page in self.model.names.values() if page.block is not None]
-        options = sorted({*named, GONE}, key=lambda block: (block.start, block.key))
-        blocks = data.draw(st.lists(st.sampled_from(options), min_size=1, max_size=4, unique=True))
-        if data.draw(st.integers(0, 5)):
-            blocks.sort(key=lambda block: block.start)
+        """Share what follows, up to a name that nothing has."""
         sequence, model = self.pair(sequence_id)
+        blocks: list[Block] = []
+        options = sorted(page.block for page in self.model.names.values() if page.block is not None)
+        for _ in range(data.draw(st.integers(1, 4))):
+            fit = [block for block in options if self.model.can_share(model, [*blocks, block])]
+            gone = Block(GONE, blocks[-1].start + PAGE_TOKENS if blocks else model.end, PAGE_TOKENS)
+            fit += [gone] if self.model.can_share(model, [*blocks, gone]) else []
+            blocks += [data.draw(st.sampled_from(fit))] if fit else []
+        num_shared = self.model.share(model, blocks)
+        assert self.pool.share(sequence, blocks) == num_shared
+
+    @rule(data=st.data(), sequence_id=IDS)
+    def share_what_may_not_follow(self, data: st.DataObject, sequence_id: int) -> None:
+        sequence, model = self.pair(sequence_id)
+        named = sorted(page.block for page in self.model.names.values() if page.block is not None)
+        blocks = data.draw(st.lists(st.sampled_from(named), max_size=3)) if named else []
         if not self.model.can_share(model, blocks):
             with pytest.raises(LifecycleError):
                 self.pool.share(sequence, blocks)
-            return
-        assert self.pool.share(sequence, blocks) == self.model.share(model, blocks)
 
-    @precondition(lambda self: self.model.names)
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
         names = self.model.names
-        keys = data.draw(st.lists(st.sampled_from(sorted(names)), min_size=1, unique=True))
+        keys = data.draw(st.lists(st.sampled_from(sorted(names)), unique=True)) if names else []
         found = [self.pool.blocks.find(key) for key in keys]
         self.pool.blocks.touch([page for page in found if page is not None])
         self.model.touch([names[key] for key in keys])
@@ -160,10 +191,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def names_and_their_order_of_use_are_those_of_the_model(self) -> None:
         names = self.model.names
-        assert sorted(self.pool.blocks.named_pages()) == sorted(
-            page for key in names if (page := self.pool.blocks.find(key)) is not None
-        )
-        assert len(list(self.pool.blocks.named_pages())) == len(names)
+        named = [page for page in range(NUM_PAGES) if self.pool.blocks.is_named(page)]
+        assert named == sorted(page for key in names if (page := self.pool.blocks.find(key)) is not None)
+        assert len(named) == len(names)
+        assert self.pool.blocks.num_idle_tokens == sum(len(page.numbers) for page, _ in self.model.idle)
         assert [self.pool.blocks.block_of(page) for page in self.pool.blocks.idle_pages] == [
             page.block for page, _ in self.model.idle
         ]

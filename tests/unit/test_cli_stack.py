@@ -112,6 +112,15 @@ def test_the_weight_node_rounds_keys_and_values_to_what_the_geometry_says() -> N
     assert flags(weight_node)["--kv-cache-dtype"] == "fp8"
 
 
+def test_prefix_cache_is_switched_off_by_a_flag_alone() -> None:
+    _, (_, weight_node, _) = plan(OPTIONS)
+    assert not [word for word in weight_node.command if "prefix-caching" in word]
+    _, (_, weight_node, _) = plan(replace(OPTIONS, enable_prefix_caching=False))
+    assert "--no-enable-prefix-caching" in weight_node.command
+    settings = ["--model", "small", "--no-enable-prefix-caching"]
+    assert load(WeightNodeSettings, settings, program="wnode").enable_prefix_caching is False
+
+
 def test_the_scaler_alone_learns_the_policy_and_the_profile() -> None:
     told = replace(OPTIONS, policy_file=Path("/etc/policy.yaml"), profile_file=Path("/etc/profile.json"))
     _, (scaler, *others) = plan(told)

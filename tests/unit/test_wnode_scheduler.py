@@ -6,6 +6,7 @@ import pytest
 from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
 from kernelflume.core.errors import LifecycleError
+from kernelflume.core.ranges import SequenceRoute
 from kernelflume.wnode.scheduler import BatchLimits, Plan, Scheduler
 from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
 
@@ -171,3 +172,75 @@ def test_rows_of_one_node_lie_side_by_side() -> None:
     for node_id in "ab":
         places = [place for place, route in enumerate(routes) if node_id in route]
         assert places == list(range(places[0], places[-1] + 1))
+
+
+def wait_sharing(scheduler: Scheduler, num_prompt: int, *, request_id: str, num_shared: int) -> Sequence:
+    """Queue a sequence that shares its first tokens with others."""
+    sequence = make_sequence(num_prompt, request_id=request_id)
+    scheduler.submit(sequence)
+    sequence.share(scheduler.new_id(), SequenceRoute().with_tail("a").extended(num_shared))
+    return sequence
+
+
+def test_sequence_runs_once_it_has_looked_up_and_none_overtakes_it() -> None:
+    scheduler = make_scheduler(FakeLink("a"))
+    for name in ("first", "second"):
+        scheduler.submit(make_sequence(4, request_id=name))
+    assert scheduler.schedule(lambda sequence: sequence.request_id == "second") == Plan()
+    assert scheduler.schedule(lambda _: True).batch is not None
+    assert [sequence.request_id for sequence in scheduler.running] == ["first", "second"]
+
+
+def test_only_what_is_not_shared_needs_room_and_is_computed() -> None:
+    link = FakeLink("a", num_pages=6, num_usable_pages=2)
+    scheduler = make_scheduler(link)
+    sequence = wait_sharing(scheduler, 19, request_id="shares", num_shared=16)
+    shared_under = sequence.sequence_id
+    assert step(scheduler) == {"shares": 3}
+    assert sequence.sequence_id == shared_under
+    assert sequence.num_cached == 16
+    assert [(owned.node_id, owned.tokens.end) for owned in sequence.route.ranges] == [("a", 19)]
+
+
+def test_waiting_sequences_give_back_before_a_running_one_gives_way() -> None:
+    link = FakeLink("a", num_pages=10, num_usable_pages=10)
+    scheduler = make_scheduler(link)
+    scheduler.submit(make_sequence(4, request_id="runs"))
+    step(scheduler)
+    waiting = [wait_sharing(scheduler, 12, request_id=name, num_shared=8) for name in ("first", "second")]
+    scheduler.submit(make_sequence(12, request_id="third"))
+    link.num_usable_pages = 0
+    plan = scheduler.schedule()
+    assert (plan.victim, plan.returns) == (None, tuple(waiting))
+    assert scheduler.is_starved
+    for sequence in waiting:
+        before = sequence.sequence_id
+        scheduler.give_back(sequence)
+        assert sequence.sequence_id != before
+        assert (sequence.num_computed, sequence.route) == (0, SequenceRoute())
+    link.is_settling = True
+    assert scheduler.schedule() == Plan()
+    link.is_settling = False
+    victim = scheduler.schedule().victim
+    assert victim is not None
+    assert victim.request_id == "runs"
+
+
+def test_of_what_waits_only_the_first_keeps_what_it_shares_when_nothing_runs() -> None:
+    link = FakeLink("a", num_pages=10, num_usable_pages=1)
+    scheduler = make_scheduler(link)
+    wait_sharing(scheduler, 20, request_id="first", num_shared=8)
+    second = wait_sharing(scheduler, 20, request_id="second", num_shared=8)
+    plan = scheduler.schedule()
+    assert (plan.batch, plan.victim, plan.returns) == (None, None, (second,))
+
+
+def test_cached_tokens_are_the_fewest_of_all_runs_before_the_first_token() -> None:
+    scheduler = make_scheduler(FakeLink("a"))
+    sequence = wait_sharing(scheduler, 30, request_id="r", num_shared=8)
+    step(scheduler)
+    assert sequence.num_cached == 8
+    scheduler.restart(sequence)
+    sequence.share(scheduler.new_id(), SequenceRoute().with_tail("a").extended(20))  # its own, too
+    step(scheduler)
+    assert sequence.num_cached == 8

@@ -82,7 +82,7 @@ def _lines(rows: Sequence[object]) -> int:
 
 
 def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
-    rows = table(*("attention node", "state", "occupancy", ">%", ">KV used", ">tails", ">full in"))
+    rows = table(*("attention node", "state", "occupancy", ">%", ">KV used", ">cached", ">tails", ">full in"))
     for node in nodes:
         rows.add_row(
             node.node_id,
@@ -90,6 +90,7 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
             occupancy_bar(node),
             percent(node.used_tokens, node.capacity_tokens),
             kv_size(node.used_tokens, node.kv_bytes_per_token),
+            kv_size(node.cached_tokens, node.kv_bytes_per_token),
             str(node.num_tails),
             fill_time(node),
         )

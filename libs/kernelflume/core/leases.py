@@ -15,7 +15,15 @@ _MOST_COUNT = 2**31 - 1
 _MOST_TOKENS = 2**48
 """More tokens, bytes of them or epochs than any cluster sees, and exact in every format they travel in."""
 _LARGE_COUNTS = frozenset(
-    {"adopted_epoch", "capacity_tokens", "used_tokens", "reserved_tokens", "waiting_tokens"}
+    {
+        "adopted_epoch",
+        "capacity_tokens",
+        "used_tokens",
+        "reserved_tokens",
+        "cached_tokens",
+        "shared_tokens",
+        "waiting_tokens",
+    }
 )
 _MOST_S = 1e6
 _LEAST_STEP_S = 1e-6
@@ -49,6 +57,10 @@ class NodeLoad:
     """Attention node: tokens that the pages in use have room for, filled or not."""
     num_sequences: int = 0
     """Attention node: sequences with at least one token here."""
+    cached_tokens: int = 0
+    """Attention node: tokens kept though no sequence holds them; their pages count as free."""
+    shared_tokens: int = 0
+    """Attention node: tokens that sequences were given without being computed again, since its start."""
     waiting_tokens: int = 0
     """Weight node: tokens accepted whose keys and values are not computed yet."""
     tails: tuple[tuple[str, int], ...] = ()

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from kernelflume.runtime.clock import Clock
 
@@ -42,6 +42,8 @@ class BlockIndex:
         self._blocks: dict[int, Block] = {}
         self._idle: OrderedDict[int, float] = OrderedDict()
         """Idle pages with the time of their last use, the one used longest ago first."""
+        self.num_idle_tokens = 0
+        """Tokens of idle pages."""
         self.num_evicted = 0
         """Idle pages that were dropped because their room was needed."""
         self.num_expired = 0
@@ -69,10 +71,6 @@ class BlockIndex:
         """Tell whether a page has a name, so that it must not be written to."""
         return page in self._blocks
 
-    def is_idle(self, page: int) -> bool:
-        """Tell whether a page is kept though nobody holds it."""
-        return page in self._idle
-
     def name(self, page: int, block: Block) -> bool:
         """Name a page; False, and nothing changes, where it has a name or the name has a page."""
         if page in self._blocks or block.key in self._pages:
@@ -90,10 +88,12 @@ class BlockIndex:
     def park(self, page: int) -> None:
         """Keep a named page that was let go by its last sequence, as the one used last."""
         self._idle[page] = self._clock.now()
+        self.num_idle_tokens += self._blocks[page].num_tokens
 
     def unpark(self, page: int) -> None:
         """A sequence holds an idle page again."""
         del self._idle[page]
+        self.num_idle_tokens -= self._blocks[page].num_tokens
 
     def touch(self, pages: Sequence[int]) -> None:
         """Count pages of one context, in order, as used now: its end is older than its beginning."""
@@ -119,11 +119,8 @@ class BlockIndex:
             self.num_expired += len(expired)
         return expired
 
-    def named_pages(self) -> Iterable[int]:
-        """Return every page with a name."""
-        return self._blocks.keys()
-
     def _forget_oldest(self) -> int:
         page, _ = self._idle.popitem(last=False)
+        self.num_idle_tokens -= self._blocks[page].num_tokens
         self.unname(page)
         return page

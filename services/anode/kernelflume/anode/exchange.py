@@ -22,6 +22,7 @@ from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import NUM_STAGING
 from kernelflume.anode.links import MAX_PUBLISHES
+from kernelflume.anode.page_listing import list_pages
 from kernelflume.anode.scan_meter import ScanMeter
 from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.core.names import split_name
@@ -34,6 +35,7 @@ from kernelflume.transport.memory import settle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kernelflume.anode.control import PageListing
     from kernelflume.anode.kernels import AttentionKernel, StepAttention
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.anode.lane import LaneBuffers
@@ -161,8 +163,18 @@ class Exchange:
             notices_rejected=self._notices_rejected,
             links_lost=self._links_lost,
             scan_bytes_per_s=self._scans.bytes_per_s(self._clock.now()),
+            num_cached_pages=self._pool.blocks.num_idle,
+            num_cached_tokens=self._pool.blocks.num_idle_tokens,
+            tokens_found=self._blocks.tokens_found,
+            tokens_shared=self._blocks.tokens_shared,
+            pages_evicted=self._pool.blocks.num_evicted,
+            pages_expired=self._pool.blocks.num_expired,
             links=tuple(links),
         )
+
+    def pages(self) -> PageListing:
+        """Tell every page: what holds it, that it is cached, or that it is free."""
+        return list_pages(self._pool, self._links.values())
 
     def _receive(self, notices: Iterable[Notice]) -> None:
         """Put notices into the inbox, but for those that a graph waits for: they overtake all else."""

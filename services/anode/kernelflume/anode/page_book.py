@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kernelflume.anode.pages import PageAllocator
 from kernelflume.core.errors import KvPoolExhaustedError
 
@@ -48,6 +50,17 @@ class PageBook:
     def num_holders(self, page: int) -> int:
         """Sequences that hold a page."""
         return self._num_holders[page]
+
+    @property
+    def holders(self) -> np.ndarray:
+        """Sequences that hold each page: uint32 [pages]."""
+        return np.array(self._num_holders, np.uint32)
+
+    @property
+    def free_pages(self) -> np.ndarray:
+        """Empty pages, ascending: uint32."""
+        gaps = [np.arange(start, end, dtype=np.uint32) for start, end in self.allocator.gaps]
+        return np.concatenate(gaps) if gaps else np.empty(0, np.uint32)
 
     def num_filled(self, page: int) -> int:
         """Tokens of a page that is held or idle."""

@@ -24,6 +24,7 @@ from kernelflume.anode.control import (
     Disconnected,
     DisconnectOrder,
     Failed,
+    PagesOrder,
     Ready,
     StartTimes,
     Stop,
@@ -144,6 +145,8 @@ class Worker:
         if isinstance(order, DisconnectOrder):
             freed = sum(self._exchange.drop(name, order.reason) for name in order.weight_nodes)
             return Disconnected(freed)
+        if isinstance(order, PagesOrder):
+            return self._exchange.pages()
         return self._exchange.statistics()
 
     def _finish_connect(self, call_id: int, future: Future[Link]) -> None:

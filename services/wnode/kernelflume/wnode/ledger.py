@@ -51,6 +51,8 @@ class Ledger:
     spread_tokens: int = 0
     """Fewest tokens of a range when a prompt is spread over nodes; 0 spreads none."""
     table: AdoptedTable = field(default_factory=AdoptedTable)
+    _block_tokens: int = 0
+    """Tokens of a page, also while no node is active; as of the beginning of the step."""
     _usable: frozenset[str] = frozenset()
     _moves: dict[int, TailMove] = field(default_factory=dict)
     _promised: dict[str, int] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class Ledger:
 
     def begin_step(self, sequences: Iterable[Sequence]) -> None:
         """Forget the last step's promises and count tails anew."""
+        self._block_tokens = self.links.page_tokens
         self._promised.clear()
         self._tails.clear()
         for sequence in sequences:
@@ -140,7 +143,7 @@ class Ledger:
         tail, tail_length = _tail_of(sequence.route)
         opens = tail is None
         target = self._target(sequence, tail)
-        block_tokens = self.links.page_tokens
+        block_tokens = self._block_tokens
         position, end = sequence.num_computed, sequence.num_computed + num_rows
         while position < end:
             left = end - position
@@ -276,7 +279,7 @@ class Ledger:
         """Tokens that the tail may still take, in whole blocks; a range has one at least."""
         if not self.max_range_tokens:
             return 1 << 30
-        block_tokens = self.links.page_tokens or 1
+        block_tokens = self._block_tokens or 1
         return max(block_tokens, self.max_range_tokens - self.max_range_tokens % block_tokens) - tail_length
 
     def _page_room(self, node_id: str | None) -> int:

@@ -105,14 +105,14 @@ class PrefixCache:
         for sequence in self._lookups.advance():
             self._take_found(sequence)
         now = self._clock.now()
-        self.give_back([s for s in self._scheduler.waiting if s.num_shared and s.gives_back_at_s <= now])
+        self.give_back([sequence for sequence in self._scheduler.waiting if self._is_in_vain(sequence, now)])
         self._begin_due(now)
 
     def name(self, sequence: Sequence) -> None:
         """Name what a running sequence has computed, as far as it fills blocks."""
         sequence.is_prompt_named = True
-        if self._enabled:
-            page_tokens = self._links.page_tokens
+        page_tokens = self._links.page_tokens
+        if self._enabled and page_tokens:  # 0 where every node is lost
             keys = sequence.block_keys(sequence.num_computed, page_tokens).keys
             self._publisher.publish(sequence, keys, page_tokens)
 
@@ -179,6 +179,11 @@ class PrefixCache:
         if sequence.num_shared:
             sequence.gives_back_at_s = self._clock.now() + HOLD_S
             self._send(RoutesChanged({sequence.sequence_id: sequence.route}, ()))
+
+    def _is_in_vain(self, sequence: Sequence, now: float) -> bool:
+        """Tell whether a sequence has long kept what it shares, and does not run for want of room."""
+        is_late = sequence.num_shared > 0 and sequence.gives_back_at_s <= now
+        return is_late and not self._scheduler.has_room(sequence)
 
     def _begin_due(self, now: float) -> None:
         """Begin the lookups that are due, as far as a turn has time for."""
