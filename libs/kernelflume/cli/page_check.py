@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 BETWEEN_LOOKS_S = 3.0
-"""Longer than news of a sequence take to reach the table and the weight node's report, and its end the nodes."""
+"""Longer than news of a sequence take to reach the table, and its end to reach the attention nodes."""
 
 
 @dataclass(frozen=True, slots=True)

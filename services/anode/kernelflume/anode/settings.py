@@ -70,7 +70,7 @@ class AttentionNodeSettings(ServiceSettings):
     doorbell_host: str = "127.0.0.1"
     """Interface on which weight nodes ring."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port of the Prometheus endpoint, on the host of `address`; 0 for none. Nodes of a host need one each."""
+    """Port of the Prometheus endpoint on the host of `address`, 0 for none; nodes of a host need one each."""
     wait: WaitSettings = WaitSettings()
     """How the step loop waits for notices."""
 
