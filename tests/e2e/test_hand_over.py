@@ -130,7 +130,7 @@ async def test_kills_during_moves_lose_and_repeat_nothing(stack: Stack) -> None:
             weight_node(stack, killed).kill()
         assert [stream.token_ids for stream in streams] == expected
         async with asyncio.timeout(WAIT_S):  # it is started again
-            while len({node["node_id"] for node in stack.status()["weight_nodes"]}) < 2:
+            while len({node["node_id"] for node in stack.status()["weight_nodes"]}) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
     await stack.wait_baseline()
 
