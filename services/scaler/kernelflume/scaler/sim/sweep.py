@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -18,32 +19,47 @@ _MOST_RUNS = 10_000
 
 
 def combinations(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
-    """Yield each combination of the section `sweep`, as its settings and the configuration with them.
+    """Yield each combination of the sections `sweep` and `vary`: its settings and configuration.
 
-    A setting is dotted: ``workload.source.dynamics``; in ``strategies`` a strategy goes by its name.
+    A setting is dotted: ``workload.source.dynamics``; in ``strategies`` a strategy goes by its name. Several
+    that change together are named with commas between them, and each of their values is a list.
 
     Raises:
         ConfigurationError: there is nothing to sweep, too much, or a combination is no good.
     """
     base = config_of(fields)
-    grid = base.sweep
-    if not grid or not all(grid.values()):
+    grid, alone = base.sweep, base.vary
+    if not (grid or alone) or not all([*grid.values(), *alone.values()]):
         raise ConfigurationError("sweep: needs settings with at least one value each")
-    num_runs = 1
-    for values in grid.values():
-        num_runs *= len(values)
+    singles = [{}, *({name: value} for name, values in alone.items() for value in values)]
+    num_runs = math.prod(len(values) for values in grid.values()) * len(singles)
     if num_runs > _MOST_RUNS:
         raise ConfigurationError(f"sweep: {num_runs} combinations are more than {_MOST_RUNS}")
-    for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
+    for values, single in itertools.product(itertools.product(*grid.values()), singles):
+        chosen: dict[str, Any] = {**dict(zip(grid, values, strict=True)), **single}
         changed = deepcopy(dict(fields))
-        changed.pop("sweep")
+        changed.pop("sweep", None)
+        changed.pop("vary", None)
         for name, value in chosen.items():
-            _set(changed, name, value)
+            _set_together(changed, name, value)
         yield chosen, config_of(changed)
 
 
-def _set(fields: dict[str, Any], name: str, value: Any) -> None:
+def spread(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a combination one by one, those that change together as well."""
+    each: dict[str, Any] = {}
+    for names, values in chosen.items():
+        several = [name.strip() for name in names.split(",")]
+        each.update(zip(several, values, strict=True) if len(several) > 1 else [(names, values)])
+    return each
+
+
+def set_setting(fields: dict[str, Any], name: str, value: Any) -> None:
+    """Change a dotted setting of a configuration in place.
+
+    Raises:
+        ConfigurationError: there is no such place.
+    """
     where: Any = fields
     *folders, last = name.split(".")
     for folder in folders:
@@ -56,3 +72,14 @@ def _set(fields: dict[str, Any], name: str, value: Any) -> None:
     if not isinstance(where, dict):
         raise ConfigurationError(f"sweep: {name} is no setting")
     where[last] = value
+
+
+def _set_together(fields: dict[str, Any], names: str, values: Any) -> None:
+    if "," not in names:
+        set_setting(fields, names, values)
+        return
+    each = [name.strip() for name in names.split(",")]
+    if not isinstance(values, list | tuple) or len(values) != len(each):
+        raise ConfigurationError(f"sweep: {names} needs lists of {len(each)} values, not {values!r}")
+    for name, value in zip(each, values, strict=True):
+        set_setting(fields, name, value)
