@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 from hypothesis import given
@@ -15,6 +16,7 @@ from kernelflume.core.errors import (
     OverloadedError,
     UnavailableError,
 )
+from kernelflume.core.ranges import SequenceRoute
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.router.course import ChoiceJob, Course, CourseParts
 from kernelflume.router.loads import Load, LoadBook
@@ -26,8 +28,6 @@ from kernelflume.rpc.v1 import wnode_pb2
 from kernelflume.runtime.clock import MonotonicClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernelflume.router.attachment import Receiver
     from kernelflume.router.weightnodes import WeightNodes
 
@@ -38,36 +38,60 @@ ERRORS: dict[str, KernelFlumeError] = {
     "late": DeadlineError("late"),
 }
 ACTIONS = st.lists(
-    st.sampled_from(
-        ["token", "key", "finish", "abort", *ERRORS, "close", "fail", "turn", "take", "away", "back"]
+    st.tuples(
+        st.sampled_from(
+            [
+                *("token", "key", "finish", "abort", *ERRORS, "source_lost", "close", "fail", "turn", "take"),
+                *("away", "back", "move", "held", "asked_away"),
+            ]
+        ),
+        st.integers(0, 9),
     ),
     max_size=25,
 )
 
 
+class FakeRun:
+    """A run as the router controls it; what happens to it is the test's to say."""
+
+    def __init__(self, node: FakeNode, receiver: Receiver) -> None:
+        self.node = node
+        self.receiver = receiver
+        self.is_held = False
+
+    def cancel(self) -> None:
+        self.end(UnavailableError("cancelled"))
+
+    def hand_over(self) -> None:
+        return
+
+    def go_on(self) -> None:
+        self.is_held = False
+
+    def end(self, error: KernelFlumeError | None) -> None:
+        if self in self.node.runs:
+            self.node.runs.remove(self)
+            self.receiver.ended(error)
+
+
 class FakeNode:
-    """Takes runs, of which the test tells; one that is away refuses them at once."""
+    """Takes runs; one that is away refuses them at once."""
 
     def __init__(self, address: str) -> None:
         self.address = self.node_id = address
         self.loads = LoadBook()
         self.is_away = False
-        self.receivers: list[Receiver] = []
+        self.runs: list[FakeRun] = []
         self.requests: list[wnode_pb2.GenerateRequest] = []
 
-    def generate(
-        self, request: wnode_pb2.GenerateRequest, receiver: Receiver, **_: Any
-    ) -> Callable[[], None]:
+    def generate(self, request: wnode_pb2.GenerateRequest, receiver: Receiver, **_: Any) -> FakeRun:
         self.requests.append(request)
+        run = FakeRun(self, receiver)
         if self.is_away:
             receiver.ended(ERRORS["lost"])
-            return lambda: None
-        self.receivers.append(receiver)
-        return lambda: self.end(UnavailableError("cancelled"))
-
-    def end(self, error: KernelFlumeError | None) -> None:
-        while self.receivers:
-            self.receivers.pop().ended(error)
+        else:
+            self.runs.append(run)
+        return run
 
 
 class FakeNodes:
@@ -82,6 +106,9 @@ class FakeNodes:
 
     def node(self, address: str) -> FakeNode:
         return self.all[address]
+
+    def serves(self, address: str) -> bool:
+        return address in self.all
 
     def block_tokens(self) -> int:
         return 4
@@ -105,38 +132,52 @@ class Observer:
 
 
 def act(nodes: FakeNodes, generation: Any, action: str, number: int) -> None:
-    busy = next((node for node in nodes.all.values() if node.receivers), None)
-    if action in {"away", "back"}:
-        nodes.all["b"].is_away = action == "away"
-    elif action == "close":
-        generation.close()
-    elif action == "fail":
-        generation.fail(ERRORS["late"])
-    elif action == "take":
-        try:
-            generation.take()
-        except KernelFlumeError:
-            assert generation.site is not None
-    elif busy is None:
-        return
-    elif action == "token":
-        busy.receivers[0].token(number, 0.0)
+    runs = [run for node in nodes.all.values() for run in node.runs]
+    speaking = next((run for run in runs if not run.is_held), None)
+    held = next((run for run in runs if run.is_held), None)
+    match action:
+        case "away" | "back":
+            nodes.all["b"].is_away = action == "away"
+        case "close":
+            generation.close()
+        case "fail":
+            generation.fail(ERRORS["late"])
+        case "move":
+            generation.hand_over()
+        case "take":
+            with contextlib.suppress(KernelFlumeError):
+                generation.take()
+        case "source_lost" if held is not None:
+            held.end(ERRORS["lost"])
+        case _ if speaking is not None:
+            speak(speaking, action, number, can_hold=held is None and bool(generation.token_ids))
+
+
+def speak(run: FakeRun, action: str, number: int, *, can_hold: bool) -> None:
+    receiver = run.receiver
+    if action == "token":
+        receiver.token(number, 0.0)
     elif action == "key":
-        busy.receivers[0].event(wnode_pb2.GenerateEvent(token_ids=[number], random_key=number), 0.0)
+        receiver.event(wnode_pb2.GenerateEvent(token_ids=[number], random_key=number), 0.0)
+    elif action == "asked_away":
+        receiver.asked_away()
+    elif action == "held" and can_hold:
+        run.is_held = True
+        receiver.held(SequenceRoute())
     elif action in ERRORS:
-        busy.end(ERRORS[action])
-    else:
+        run.end(ERRORS[action])
+    elif action in {"finish", "abort"}:
         reason = "length" if action == "finish" else "abort"
-        busy.receivers[0].event(wnode_pb2.GenerateEvent(token_ids=[number], finish_reason=reason), 0.0)
-        busy.end(None)
+        receiver.event(wnode_pb2.GenerateEvent(token_ids=[number], finish_reason=reason), 0.0)
+        run.end(None)
 
 
 @given(ACTIONS)
-def test_whatever_happens_nothing_is_left_and_the_end_is_told_once(actions: list[str]) -> None:
+def test_whatever_happens_nothing_is_left_and_the_end_is_told_once(actions: list[tuple[str, int]]) -> None:
     asyncio.run(_run(actions))
 
 
-async def _run(actions: list[str]) -> None:
+async def _run(actions: list[tuple[str, int]]) -> None:
     nodes, observer, clock = FakeNodes(), Observer(), MonotonicClock()
     known = cast("WeightNodes", nodes)
     placer = Placer(PlacementSettings(), known, clock)
@@ -147,26 +188,27 @@ async def _run(actions: list[str]) -> None:
         clock=clock,
         request_timeout_s=60.0,
         resume_timeout_s=0.0,
+        hand_over_timeout_s=60.0,
     )
     prompt = Prompt(range(20), session=b"s")
     job = ChoiceJob("r", prompt, SamplingParameters(temperature=0.5, max_tokens=100))
     course = Course(parts, job, observer=observer, headers=())
     generation = course.new_generation(asyncio.Event())
     course.begin(generation, placer.decide(prompt))
-    for number, action in enumerate(actions):
+    for action, number in actions:
         if action == "turn":
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         else:
             act(nodes, generation, action, number)
         books = [node.loads.own for node in nodes.all.values()]
-        assert sum(own.num_requests for own in books) <= 1
+        assert sum(own.num_requests for own in books) <= 2
     generation.close()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
     assert [node.loads.own for node in nodes.all.values()] == [Load(), Load()]
-    assert not any(node.receivers for node in nodes.all.values())
+    assert not any(node.runs for node in nodes.all.values())
     assert observer.ends == [bool(generation.token_ids)]
     assert observer.num_tokens == len(generation.token_ids)
     # Each run was told all tokens of those before it.
@@ -174,4 +216,3 @@ async def _run(actions: list[str]) -> None:
         for request in node.requests:
             told = list(request.resumption.output_token_ids)
             assert told == generation.token_ids[: len(told)]
-    assert sum(len(node.requests) for node in nodes.all.values()) <= 4 + actions.count("full")
