@@ -46,6 +46,7 @@ def topology() -> scaler_pb2.Topology:
         weight_nodes=[
             scaler_pb2.WeightNodeStatus(
                 node_id="w-1",
+                role="both",
                 address="127.0.0.1:8200",
                 adopted_epoch=6,
                 num_requests_running=3,

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2.json").read_text())
-NUM_TOKENS = 120
+NUM_TOKENS = 80
 NUM_MOVES = 20
 SAMPLINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "top_p": 0.9, "seed": 11, "logprobs": 1},
-    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "min_tokens": 100},
-    {"guided_regex": "([a-z]{2,9} ){150}"},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "min_tokens": 60},
+    {"guided_regex": "[a-z ]+"},
 ]
 PROMPT = GOLDEN["story"]["prompt"]
 
@@ -97,7 +97,7 @@ async def test_streams_move_back_and_forth_with_the_same_tokens(stack: Stack) ->
             num_rounds += 1
             async with asyncio.timeout(WAIT_S):
                 while (  # noqa: ASYNC110 - they grow
-                    sum(len(stream.token_ids) for stream in streams) < before + 2 * len(streams)
+                    sum(len(stream.token_ids) for stream in streams) < before + len(streams)
                     and any(stream.finish_reason is None for stream in streams)
                 ):
                     await asyncio.sleep(0.005)
@@ -130,7 +130,7 @@ async def test_kills_during_moves_lose_and_repeat_nothing(stack: Stack) -> None:
             weight_node(stack, killed).kill()
         assert [stream.token_ids for stream in streams] == expected
         async with asyncio.timeout(WAIT_S):  # it is started again
-            while len({node["node_id"] for node in stack.status()["weight_nodes"]}) < 2:
+            while len({node["node_id"] for node in stack.status()["weight_nodes"]}) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
     await stack.wait_baseline()
 

@@ -225,6 +225,23 @@ def test_texts_follow_their_grammars_also_when_recomputed(rig: Rig, toolkit: Gra
     assert (rules[0], rules[-1], len(rules)) == ("<", ">", 11)
 
 
+def test_a_text_goes_on_in_its_grammar_where_another_run_ended(rig: Rig, toolkit: GrammarToolkit) -> None:
+    sampling: dict[str, Any] = {"temperature": 1.0, "max_tokens": 40, "ignore_eos": True}
+    grammar = (GrammarKind.REGEX, r"\d{4}-\d{2}-\d{2}")
+    whole = rig(1, eos_token_ids=frozenset({EOS}))
+    whole.submit("date", prompt(10), matcher=matcher_of(toolkit, *grammar), **sampling)
+    [tokens] = whole.run_all("date")
+    key = whole.recorder.outputs_of("date")[0].random_key
+    for num_told in (1, 5, 10):
+        other = rig(1, eos_token_ids=frozenset({EOS}))
+        matcher = matcher_of(toolkit, *grammar)
+        assert all(map(matcher.accept, tokens[:num_told]))
+        resumption = Resumption(tuple(tokens[:num_told]), key)
+        other.submit("date", prompt(10), matcher=matcher, resumption=resumption, **sampling)
+        assert other.run_all("date") == [tokens[num_told:]]
+        assert other.recorder.finished["date"].finish_reason == "stop"
+
+
 def test_a_grammar_that_takes_too_long_ends_its_own_request_alone(rig: Rig, toolkit: GrammarToolkit) -> None:
     class SlowClock:
         time_s = 0.0

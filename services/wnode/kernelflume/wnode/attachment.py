@@ -85,7 +85,7 @@ class Attachment:
         except InvalidRequestError as fault:
             self._fault = fault
         finally:
-            self.drain()
+            self._end_intake()
 
     def _take(self, message: wnode_pb2.AttachRequest) -> None:
         kind = message.WhichOneof("kind")
@@ -150,6 +150,9 @@ class Attachment:
         """Take no more requests, and ask the router to hand over those that run; the others go on."""
         if not self._is_ending:
             self.set_draining(True)
+        self._end_intake()
+
+    def _end_intake(self) -> None:
         self._is_ending = True
         self._changed.set()
 

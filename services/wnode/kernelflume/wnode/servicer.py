@@ -120,7 +120,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             prepared_nodes=shell.endpoints.prepared,
             num_steps=report.num_steps if report else 0,
             waiting_tokens=report.num_waiting_tokens if report else 0,
-            block_tokens=shell.endpoints.block_tokens,
+            block_tokens=shell.endpoints.block_tokens if shell.settings.enable_prefix_caching else 0,
             step_times=step_times_to_proto(report.step_times) if report and report.step_times else None,
         )
 
