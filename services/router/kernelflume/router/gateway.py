@@ -173,7 +173,12 @@ class Gateway:
     ) -> Completion:
         body = order.body
         jobs = [
-            ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index))
+            ChoiceJob(
+                f"{answer_id}-{number * body.n + index}",
+                prompt,
+                for_choice(sampling, index),
+                slot.tenant.tenant_id,
+            )
             for number, (prompt, sampling) in enumerate(zip(prompts, order.samplings, strict=True))
             for index in range(body.n)
         ]
