@@ -250,12 +250,13 @@ class Gateway:
             with watch:
                 await completion.start()
             answer = response.get()
-            answer.headers.update(_node_header(completion))
-            return answer
         except BaseException:
             watch.close()
             completion.close()
             raise
+        # Known only now: another node may have taken the request over.
+        answer.headers.update(_node_header(completion))
+        return answer
 
     def _new_response(
         self,
