@@ -34,7 +34,7 @@ WAIT_S = 20.0
 MAX_IN_FLIGHT = 4
 
 
-async def compile_grammar(grammar: Grammar) -> bytes:
+async def compile_grammar(grammar: Grammar, tenant: str) -> bytes:
     if grammar.text == "bad":
         raise InvalidRequestError("no such regex", parameter="structured_outputs")
     if grammar.text == "slow":

@@ -43,6 +43,8 @@ class ChoiceJob:
     request_id: str
     prompt: Prompt
     sampling: SamplingParameters
+    tenant: str
+    """Whom it is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,7 @@ class Course:
             sampling=sampling_to_proto(job.sampling),
             cache_salt=job.prompt.salt,
             resumption=resumption_to_proto(resumption),
+            tenant=job.tenant,
         )
 
     def _started(self, generation: Generation) -> None:

@@ -274,6 +274,8 @@ def _new_server(app: ASGIApp, settings: RouterSettings, tls: HttpTls | None) -> 
         access_log=False,
         lifespan="off",
         ws="none",
+        # Of a client's address and scheme, which a proxy's headers would change, nothing is made.
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         # All requests were given their time before the server is told to exit.

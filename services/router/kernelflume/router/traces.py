@@ -32,7 +32,7 @@ class RequestTrace:
     @classmethod
     def begin(cls, tracer: Tracer, request: Request, operation: str) -> Self:
         """Start the trace, or continue the client's."""
-        path = request.url.path
+        path = request.scope["path"]
         attributes: Attributes = {
             "http.request.method": request.method,
             "http.route": path,

@@ -193,7 +193,9 @@ class Attachment:
         if sampling.grammar is None:
             self._start(request, prompt, sampling, resumption, b"")
         else:
-            request.starting = asyncio.create_task(self._start_guided(request, prompt, sampling, resumption))
+            request.starting = asyncio.create_task(
+                self._start_guided(request, prompt, sampling, resumption, tenant=asked.tenant)
+            )
 
     async def _start_guided(
         self,
@@ -201,11 +203,13 @@ class Attachment:
         prompt: list[int],
         sampling: SamplingParameters,
         resumption: Resumption,
+        *,
+        tenant: str,
     ) -> None:
         # The task has a context of its own.
         LOG_FIELDS.set({"request_id": request.request_id, **request.trace.ids})
         try:
-            grammar = await self._requests.compile(sampling)
+            grammar = await self._requests.compile(sampling, tenant)
         except Exception as error:  # noqa: BLE001 - the boundary: the request fails by itself
             request.starting = None
             self._fail(request, error)

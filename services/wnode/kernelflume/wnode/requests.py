@@ -37,7 +37,7 @@ class RequestTable:
         max_in_flight: int,
         max_model_len: int,
         vocab_size: int,
-        compile_grammar: Callable[[Grammar], Awaitable[bytes]],
+        compile_grammar: Callable[[Grammar, str], Awaitable[bytes]],
     ) -> None:
         self._send = send
         self._max_in_flight = max_in_flight
@@ -99,13 +99,13 @@ class RequestTable:
             raise ConflictError(f"request id {request_id} is in use")
         self._sinks[request_id] = sink
 
-    async def compile(self, sampling: SamplingParameters) -> bytes:
-        """Return the compiled grammar of a request, empty where it has none.
+    async def compile(self, sampling: SamplingParameters, tenant: str) -> bytes:
+        """Return the compiled grammar of a tenant's request, empty where it has none.
 
         Raises:
             InvalidRequestError: it cannot be compiled.
         """
-        return b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar)
+        return b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar, tenant)
 
     def submit(
         self,
@@ -149,6 +149,7 @@ class RequestTable:
         prompt: list[int],
         sampling: SamplingParameters,
         *,
+        tenant: str = "",
         traced: bool = False,
         cache_salt: str = "",
         resumption: Resumption = FROM_THE_START,
@@ -165,7 +166,7 @@ class RequestTable:
         self.enter(request_id, prompt, sampling, queue.put_nowait, resumption)
         ended = False
         try:
-            grammar = await self.compile(sampling)
+            grammar = await self.compile(sampling, tenant)
             self.submit(
                 request_id,
                 prompt,

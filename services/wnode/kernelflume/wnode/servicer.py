@@ -59,6 +59,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 request.request_id,
                 list(request.prompt_token_ids),
                 sampling,
+                tenant=request.tenant,
                 traced=trace.recording,
                 resumption=resumption_of(request),
                 cache_salt=request.cache_salt,

@@ -73,6 +73,8 @@ class GenerationBody(RequestBody):
         default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 10}
     )
     n: int = Field(default=1, ge=1, le=MAX_CHOICES_PER_PROMPT)
+    best_of: int | None = Field(default=None, json_schema_extra=_range(1))
+    """Choices to pick the n best of. As none are made that are not given, only n itself is served."""
     stop: Annotated[tuple[str, ...], WithJsonSchema(_STOP)] = ()
     """Strings that end a choice: at most 16, of at most 1,024 characters each."""
     stop_token_ids: TokenIds = Field(
@@ -145,6 +147,14 @@ class GenerationBody(RequestBody):
         if len(value) > MAX_STOP_TOKEN_IDS:
             raise refusal(f"stop_token_ids may have at most {MAX_STOP_TOKEN_IDS} ids, not {len(value)}")
         return tuple(value)
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of is not None and self.best_of != self.n:
+            raise refusal(
+                f"best_of is not supported by this server unless it is n, which is {self.n}", param="best_of"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
