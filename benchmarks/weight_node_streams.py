@@ -60,7 +60,7 @@ class ClockEngine:
         return StepOutput(tuple(outputs))
 
 
-async def _no_grammar(_: Any, tenant: str) -> bytes:
+async def _no_grammar(_grammar: Any, _tenant: str) -> bytes:
     return b""
 
 
