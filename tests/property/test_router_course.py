@@ -191,7 +191,7 @@ async def _run(actions: list[tuple[str, int]]) -> None:
         hand_over_timeout_s=60.0,
     )
     prompt = Prompt(range(20), session=b"s")
-    job = ChoiceJob("r", prompt, SamplingParameters(temperature=0.5, max_tokens=100), tenant="")
+    job = ChoiceJob("r", prompt, SamplingParameters(temperature=0.5, max_tokens=100), tenant="t")
     course = Course(parts, job, observer=observer, headers=())
     generation = course.new_generation(asyncio.Event())
     course.begin(generation, placer.decide(prompt))
