@@ -27,7 +27,8 @@ async def ask_away(address: str) -> int:
     """Ask a weight node to have its requests moved; return of how many that was asked."""
     async with insecure_channel(address) as channel:
         request = wnode_pb2.MoveRequestsRequest()
-        return (await wnode_pb2_grpc.WeightNodeStub(channel).MoveRequests(request)).num_asked
+        answer = await wnode_pb2_grpc.WeightNodeStub(channel).MoveRequests(request)
+        return int(answer.num_asked)
 
 
 async def histogram(url: str, name: str) -> tuple[float, float]:
