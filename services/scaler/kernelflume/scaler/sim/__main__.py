@@ -5,25 +5,23 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernelflume.core.errors import ConfigurationError, KernelFlumeError
 from kernelflume.runtime.service import EXIT_FAILED, EXIT_REFUSED
 from kernelflume.runtime.yamltext import parse_mapping
-from kernelflume.scaler.sim import plots
+from kernelflume.scaler.sim.bars import bars
 from kernelflume.scaler.sim.config import config_of, read_text
-from kernelflume.scaler.sim.report import fields_of, flat, table, write_report, write_rows
+from kernelflume.scaler.sim.report import sweep_table, swept_of, table, words_of
+from kernelflume.scaler.sim.report_folder import missing, write_report, write_sweep
 from kernelflume.scaler.sim.simulation import Simulator
 from kernelflume.scaler.sim.sweep import combinations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from kernelflume.scaler.sim.result import Result
 
 _PIPE_COLUMNS = 220
 
@@ -57,14 +55,14 @@ def run(
         if seed is not None:
             fields["seed"] = seed
         simulator = Simulator(config_of(fields), config.parent)
-        results = _run_all(simulator, simulator.config.name)
+        with bars(simulator.config.name, 1) as shown:
+            results = shown.run_all(simulator)
         folder = output or Path(simulator.config.name)
         paths = write_report(folder, simulator, results)
-        if plots.is_available():
-            paths += plots.write_plots(folder, results, slo_s=simulator.config.tpot_slo_s)
-        out = _console()
-        out.print(table(results, f"{simulator.config.name}: SLO {simulator.config.tpot_slo_s * 1e3:g} ms"))
-        out.print(f"{len(paths)} files in {folder}", highlight=False)
+        _console().print(
+            table(results, f"{simulator.config.name}: SLO {simulator.config.tpot_slo_s * 1e3:g} ms")
+        )
+        _tell_files(folder, len(paths))
 
 
 @app.command()
@@ -72,35 +70,23 @@ def sweep(config: _Config, *, output: _Output = None) -> None:
     """Run CONFIG under every combination of its section `sweep`, and write one table."""
     with _errors_as_exit():
         fields = parse_mapping(read_text(config))
-        rows: list[dict[str, Any]] = []
-        for chosen, combination in combinations(fields):
-            words = ", ".join(f"{name} {value}" for name, value in chosen.items())
-            simulator = Simulator(combination, config.parent)
-            results = _run_all(simulator, words)
-            _console().print(table(results, words))
-            rows += [{**chosen, **flat(fields_of(result))} for result in results]
+        runs = list(combinations(fields))
+        swept = []
+        with bars("all combinations", len(runs)) as shown:
+            for chosen, combination in runs:
+                simulator = Simulator(combination, config.parent)
+                results = shown.run_all(simulator, words_of(chosen))
+                swept.append(swept_of(chosen, simulator, results))
         folder = output or Path(f"{config_of(fields).name}-sweep")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_rows(folder / "sweep.csv", rows)
-        except OSError as error:
-            raise ConfigurationError(f"{folder}: {error}") from error
-        _console().print(f"{len(rows)} rows in {folder / 'sweep.csv'}", highlight=False)
+        paths = write_sweep(folder, fields, swept)
+        _console().print(sweep_table(swept, f"{config_of(fields).name}: {len(swept)} combinations"))
+        _tell_files(folder, len(paths))
 
 
-def _run_all(simulator: Simulator, title: str) -> list[Result]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        results = []
-        for strategy in simulator.config.strategies:
-            task = progress.add_task(f"{title}: {strategy.name}", total=1.0)
-
-            def told(share: float, task: Any = task) -> None:
-                progress.update(task, completed=share)
-
-            results.append(simulator.run(strategy, told))
-            progress.update(task, completed=1.0)
-    return results
+def _tell_files(folder: Path, num_files: int) -> None:
+    _console().print(f"{num_files} files in {folder}", highlight=False)
+    if (lacking := missing()) is not None:
+        Console(stderr=True).print(lacking, markup=False, highlight=False, soft_wrap=True)
 
 
 def _console() -> Console:
