@@ -84,13 +84,9 @@ def _timeline(result: Result, slo_s: float) -> str:
         upper.set_ylabel("KV, million tokens")
         upper.set_ylim(bottom=0)
         upper.legend(loc="lower right", ncols=2)
-        lower.plot(
-            times,
-            [s.step_s * 1e3 if s.num_running else math.nan for s in samples],
-            color=_STEP,
-            linewidth=0.8,
-            label="TPOT",
-        )
+        # Where nothing runs there is no step.
+        steps_ms = [s.step_s * 1e3 if s.num_running else math.nan for s in samples]
+        lower.plot(times, steps_ms, color=_STEP, linewidth=0.8, label="TPOT")
         lower.axhline(slo_s * 1e3, color=_SLO, linestyle="--", label="SLO")
         _mark_changes(lower, result)
         lower.set(xlabel="seconds", ylabel="ms a token")
