@@ -1,0 +1,106 @@
+"""Our figure of a claim: taken from simulated rows, or from a file of measured results. Pure but for reading."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.reproduction.claims import Quoted
+from kernelflume.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.reproduction.claims import Simulated, Tabled
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def simulated(figure: Simulated, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the values of a figure, one a row, or one for each value of the setting it is a mean over.
+
+    Rows in which a strategy that counts had to refuse tokens have none.
+
+    Raises:
+        ConfigurationError: no row has the figure.
+    """
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        if any(row["settings"].get(name) not in values for name, values in figure.only.items()):
+            continue
+        key = row["settings"][figure.mean_by] if figure.mean_by else index
+        value = _value(figure, row)
+        if value is not None:
+            groups[key].append(value * figure.scale)
+    if not groups:
+        raise ConfigurationError(f"{figure.experiment}: no row has {figure.kind} of {figure.strategy}")
+    return [sum(values) / len(values) for values in groups.values()]
+
+
+def _value(figure: Simulated, row: Mapping[str, Any]) -> float | None:
+    by_name = {result["strategy"]: result for result in row["results"]}
+    own = by_name[figure.strategy]
+    others = [by_name[name] for name in figure.than]
+    if any(result["refused_tokens"] for result in (own, *others)):
+        return None
+    match figure.kind:
+        case "value":
+            return float(own[figure.field])
+        case "ratio":
+            return float(own[figure.field] / min(other[figure.field] for other in others))
+        case "cut":
+            return float(100 * (1 - own[figure.field] / min(other[figure.field] for other in others)))
+        case "step_at":
+            seconds = own["step_s_by_nodes"].get(str(figure.nodes))
+            return None if seconds is None else 1e3 * float(seconds)
+        case "flat":
+            steps = own["step_s_by_nodes"]
+            return float(steps[max(steps, key=int)] / steps[min(steps, key=int)])
+        case "capacity_gb":
+            return float(figure.nodes * own["node_capacity_tokens"] * row["token_bytes"] / 1e9)
+        case "density":
+            rank = row["rank_capacity_tokens"] / row["rank_gpus"]
+            return float(own["node_capacity_tokens"] / own["attention_gpus"] / rank)
+        case "weights_gb":
+            return float(row["weight_bytes"] / row["rank_gpus"] / 1e9)
+
+
+def measured(figure: Quoted | Tabled, folder: Path = RESULTS) -> list[float]:
+    """Return the values of a measured figure.
+
+    Raises:
+        ConfigurationError: the file does not say so any longer.
+    """
+    text = (folder / figure.file).read_text(encoding="utf-8")
+    if isinstance(figure, Quoted):
+        if " ".join(figure.quote.split()) not in " ".join(text.split()):
+            raise ConfigurationError(f"{figure.file}: does not say: {figure.quote}")
+        return list(figure.values)
+    cells = _cells(text, figure)
+    means = []
+    for beginning in figure.rows:
+        chosen = [value for name, value in cells if name.startswith(beginning)]
+        if not chosen:
+            raise ConfigurationError(f"{figure.file}: no row {beginning}")
+        means.append((sum(chosen) / len(chosen) + figure.shift) * figure.scale)
+    return means
+
+
+def _cells(text: str, figure: Tabled) -> list[tuple[str, float]]:
+    """Return the first cell and the figure of each row of the tables that have the column."""
+    cells, place, other = [], None, None
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            place = None
+            continue
+        row = [cell.strip(" `") for cell in line.strip("|").split("|")]
+        if place is None and figure.column in row:
+            place = row.index(figure.column)
+            other = row.index(figure.minus) if figure.minus else None
+        elif place is not None and not set(row[0]) <= set("-: "):
+            try:
+                cells.append((row[0], float(row[place]) - (float(row[other]) if other is not None else 0.0)))
+            except ValueError:
+                continue
+    return cells
