@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.reproduction.claims import Quoted
+
 from kernelflume.core.errors import ConfigurationError
 
 if TYPE_CHECKING:

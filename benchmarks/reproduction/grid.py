@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.reproduction.claims import Claims, Experiment
+
     from kernelflume.scaler.sim.config import SimulationConfig
     from kernelflume.scaler.sim.result import Result
 
@@ -66,7 +67,11 @@ def _combinations(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Simu
     fields = parse_mapping((CONFIGS / experiment.config).read_text(encoding="utf-8"))
     swept = dict(fields.get("sweep", {}))
     # A setting with one value is a sweep of one.
-    fields["sweep"] = {**{name: [value] for name, value in experiment.settings.items()}, **experiment.sweep, **swept}
+    fields["sweep"] = {
+        **{name: [value] for name, value in experiment.settings.items()},
+        **experiment.sweep,
+        **swept,
+    }
     if experiment.strategies:
         fields["strategies"] = [s for s in fields["strategies"] if s["name"] in experiment.strategies]
     for chosen, config in combinations(fields):
@@ -75,7 +80,11 @@ def _combinations(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Simu
 
 def _length(config: SimulationConfig) -> float:
     source = config.workload.source
-    return len(config.strategies) * getattr(source, "output_tokens", 20_000) * getattr(source, "context_scale", 1)
+    return (
+        len(config.strategies)
+        * getattr(source, "output_tokens", 20_000)
+        * getattr(source, "context_scale", 1)
+    )
 
 
 def _run(chosen: dict[str, Any], config: SimulationConfig) -> dict[str, Any]:

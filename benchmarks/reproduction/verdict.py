@@ -62,7 +62,8 @@ def holds(claim: Claim, values: Sequence[float], tolerance: float) -> bool:
         low, high = _left(claim.high), _left(claim.low)
     # An allowance for what floating point adds, so that a range may end at the figure itself.
     return all(
-        (low is None or value >= low * (1 - share) - 1e-9) and (high is None or value <= high * (1 + share) + 1e-9)
+        (low is None or value >= low * (1 - share) - 1e-9)
+        and (high is None or value <= high * (1 + share) + 1e-9)
         for value in values
     )
 

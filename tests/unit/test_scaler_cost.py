@@ -98,12 +98,12 @@ def test_the_tighter_of_memory_and_slo_is_the_threshold() -> None:
 def test_overlapping_stages_leave_the_whole_layer_budget_to_attention() -> None:
     flat = replace(PROFILE, projection_s=Curve(((1, 0.5e-3),)), post_attention_s=Curve(((1, 1e-3),)))
     budget = cost.node_budget(
-        1e9, beta_memory=0.9, beta_slo=1.0, tpot_slo_s=60e-3, profile=flat, rows=2, num_microbatches=2
+        1e9, beta_memory=0.9, beta_slo=1.0, tpot_slo_s=60e-3, profile=flat, rows=2, microbatches=(2,)
     )
     assert budget.slo_bytes == pytest.approx(5e-3 * 1e9 * 10)
     # Two microbatches of 3 ms do not fit 5 ms a layer.
     assert cost.node_budget(
-        1e9, beta_memory=0.9, beta_slo=1.0, tpot_slo_s=60e-3, profile=PROFILE, rows=2, num_microbatches=2
+        1e9, beta_memory=0.9, beta_slo=1.0, tpot_slo_s=60e-3, profile=PROFILE, rows=2, microbatches=(2,)
     ).slo_unreachable
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
 
 from kernelflume.core.errors import ConfigurationError, ConflictError
-from kernelflume.scaler.sim.config import GeneratorSource, Workload, parse_config
+from kernelflume.scaler.sim.config import parse_config
 from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
 from kernelflume.scaler.sim.generator import generate
@@ -24,6 +24,7 @@ from kernelflume.scaler.sim.shards import Residence, Shard
 from kernelflume.scaler.sim.spread import level_out
 from kernelflume.scaler.sim.sweep import combinations
 from kernelflume.scaler.sim.workload import build_demand
+from kernelflume.scaler.sim.workload_settings import GeneratorSource, Workload
 from kernelflume.scaler.sizing import SizingReason
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ def node_budget(
     tpot_slo_s: float | None = None,
     profile: PerformanceProfile | None = None,
     rows: float = 1,
-    num_microbatches: int = 1,
+    microbatches: Sequence[int] = (1,),
 ) -> NodeBudget:
     """Return the budget of one attention node.
 
@@ -72,23 +72,30 @@ def node_budget(
         tpot_slo_s: T_slo, or None for memory alone.
         profile: measured times; without one memory alone counts.
         rows: rows of a step for which the weight node's stage and the exchange are looked up.
-        num_microbatches: M. With one, a layer's stages follow each other and T_A_max is what the weight
-            node's stage leaves of the budget; with several they overlap, and it is the whole budget, as in
-            the paper.
+        microbatches: numbers M that the weight node chooses from: the best counts. With one, a layer's stages
+            follow each other and T_A_max is what the weight node's stage leaves of the budget; with several
+            they overlap, and it is the whole budget, as in the paper.
     """
     memory_bytes = beta_memory * capacity_bytes
     if tpot_slo_s is None or profile is None:
         return NodeBudget(memory_bytes=memory_bytes, slo_bytes=math.inf)
     budget_s = layer_budget_s(profile, rows=rows, tpot_slo_s=tpot_slo_s)
+    possible = [count for count in microbatches if count <= max(1.0, rows)] or [1]
+    slo_bytes = max(beta_slo * _scan_bytes(profile, rows, budget_s, count) for count in possible)
+    if slo_bytes <= 0:
+        return NodeBudget(memory_bytes=memory_bytes, slo_bytes=math.inf, slo_unreachable=True)
+    return NodeBudget(memory_bytes=memory_bytes, slo_bytes=slo_bytes)
+
+
+def _scan_bytes(profile: PerformanceProfile, rows: float, budget_s: float, num_microbatches: int) -> float:
+    """Return the bytes of all layers that attention scans in T_A_max; 0 where it has no time left."""
     weight_s = weight_stage_s(profile, rows / num_microbatches)
     attention_s = budget_s - weight_s if num_microbatches == 1 else budget_s / num_microbatches
     scan_s = attention_s - profile.exchange_s.at(rows / num_microbatches)
     if weight_s * num_microbatches > budget_s or scan_s <= 0:
-        return NodeBudget(memory_bytes=memory_bytes, slo_bytes=math.inf, slo_unreachable=True)
+        return 0.0
     # T_A_max is one layer's time and scans one layer's share of the bytes, or of a microbatch's.
-    scan_s *= num_microbatches
-    slo_bytes = beta_slo * scan_s * profile.attention_bytes_per_s * profile.num_layers
-    return NodeBudget(memory_bytes=memory_bytes, slo_bytes=slo_bytes)
+    return scan_s * num_microbatches * profile.attention_bytes_per_s * profile.num_layers
 
 
 def fill_steps(threshold_bytes: float, held_bytes: float, num_tails: int, token_bytes: int) -> float:

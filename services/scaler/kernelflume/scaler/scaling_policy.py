@@ -7,7 +7,7 @@ given.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -58,6 +58,9 @@ class ScalingPolicy(BaseModel):
     """Share of a node's KV capacity that is planned with: the rest is for fragmentation and bursts."""
     beta_slo: _Share = 0.85
     """Share of the attention time that is planned with: the rest is for jitter and errors of the profile."""
+    microbatches: tuple[Literal[1, 2, 4], ...] = (1,)
+    """Numbers of microbatches that weight nodes choose from; the best one says what time the SLO leaves for
+    attention. With one it is what projections leave of a layer; with several both overlap."""
     gamma: _Share = 0.85
     """Activation watermark: a prewarmed node is published once the pool holds this share of its threshold."""
     prewarm_margin: Annotated[float, _Number, Field(ge=1, allow_inf_nan=False)] = 1.5

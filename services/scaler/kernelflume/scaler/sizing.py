@@ -206,6 +206,7 @@ def measure(
             tpot_slo_s=policy.tpot_slo_s,
             profile=profile,
             rows=max(1.0, view.rows),
+            microbatches=policy.microbatches,
         )
         for capacity in {node.capacity_tokens for node in view.nodes}
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +18,7 @@ from kernelflume.scaler.sim.config import config_of, read_text
 from kernelflume.scaler.sim.report import sweep_table, swept_of, table, words_of
 from kernelflume.scaler.sim.report_folder import missing, write_report, write_sweep
 from kernelflume.scaler.sim.simulation import Simulator
-from kernelflume.scaler.sim.sweep import combinations
+from kernelflume.scaler.sim.sweep import combinations, set_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,17 +41,27 @@ _Output = Annotated[
     Path | None, typer.Option(help="Folder of the report. [default: the configuration's name, here]")
 ]
 
+_Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A dotted setting in place of the configuration's, as in `sweep`; its value is YAML. Repeatable.",
+    ),
+]
+
 
 @app.command()
 def run(
     config: _Config,
     *,
     output: _Output = None,
+    setting: _Setting = None,
     seed: Annotated[int | None, typer.Option(min=0, help="In place of the configuration's.")] = None,
 ) -> None:
     """Run every strategy of CONFIG on the same sessions, and write a report folder."""
     with _errors_as_exit():
-        fields = parse_mapping(read_text(config))
+        fields = _fields(config, setting)
         if seed is not None:
             fields["seed"] = seed
         simulator = Simulator(config_of(fields), config.parent)
@@ -66,10 +76,10 @@ def run(
 
 
 @app.command()
-def sweep(config: _Config, *, output: _Output = None) -> None:
+def sweep(config: _Config, *, output: _Output = None, setting: _Setting = None) -> None:
     """Run CONFIG under every combination of its section `sweep`, and write one table."""
     with _errors_as_exit():
-        fields = parse_mapping(read_text(config))
+        fields = _fields(config, setting)
         runs = list(combinations(fields))
         swept = []
         with bars("all combinations", len(runs)) as shown:
@@ -87,6 +97,17 @@ def _tell_files(folder: Path, num_files: int) -> None:
     _console().print(f"{num_files} files in {folder}", highlight=False)
     if (lacking := missing()) is not None:
         Console(stderr=True).print(lacking, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fields(config: Path, setting: list[str] | None) -> dict[str, Any]:
+    """Return the configuration's settings with those of the command line in their place."""
+    fields = parse_mapping(read_text(config))
+    for words in setting or []:
+        name, equals, text = words.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set {words}: needs NAME=VALUE")
+        set_setting(fields, name.strip(), parse_mapping(f"value: {text}")["value"])
+    return fields
 
 
 def _console() -> Console:

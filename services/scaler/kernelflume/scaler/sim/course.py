@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
@@ -11,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelflume.scaler.sim.cluster import Cluster, World
-    from kernelflume.scaler.sim.config import Workload
     from kernelflume.scaler.sim.sessions import Session
     from kernelflume.scaler.sim.shards import Residence
     from kernelflume.scaler.sim.workload import Demand
+    from kernelflume.scaler.sim.workload_settings import Workload
 
 
 class Course:
@@ -41,6 +42,12 @@ class Course:
         self._cluster = build(world, self._turn_over)
         self._next = 0
         """The first session that has not begun, where arrivals are closed."""
+        self._free = demand.concurrency or 0
+        """Turns that may still ask, where those are counted."""
+        self._granted: set[tuple[int, int]] = set()
+        """Session and turn of those that are counted before they ask."""
+        self._ready: deque[tuple[Session, int]] = deque()
+        """Turns whose client has returned, and which are too many."""
         self._num_over = 0
         self._end_s = 0.0
 
@@ -72,9 +79,24 @@ class Course:
             for session in self._demand.sessions:
                 self._ask(session, 0, session.start_s)
             return
-        for session in self._demand.sessions[:concurrency]:
-            self._ask(session, 0, 0.0)
-        self._next = concurrency
+        for _ in range(concurrency):
+            self._begin_next(0.0)
+
+    def _begin_next(self, at_s: float) -> bool:
+        """Let the next session begin, where arrivals are closed; return whether there was one."""
+        if self._next >= len(self._demand.sessions):
+            return False
+        session = self._demand.sessions[self._next]
+        self._next += 1
+        if self._counts_turns:
+            self._free -= 1
+            self._granted.add((session.number, 0))
+        self._ask(session, 0, at_s)
+        return True
+
+    @property
+    def _counts_turns(self) -> bool:
+        return self._demand.admits == "turns" and self._demand.concurrency is not None
 
     def _handle(self, event: Event, look_s: float | None) -> None:
         match event.kind:
@@ -85,11 +107,19 @@ class Course:
             case EventKind.ARRIVAL if event.number < 0:
                 self._cluster.on_return(event)
             case EventKind.ARRIVAL:
-                session = self._demand.sessions[event.subject]
-                self._cluster.ask(session, event.number, event.time_s)
+                self._on_arrival(self._demand.sessions[event.subject], event.number, event.time_s)
             case EventKind.LOOK:
                 self._cluster.on_look()
                 self._world.queue.add(Event(event.time_s + (look_s or 1.0), EventKind.LOOK, 0))
+
+    def _on_arrival(self, session: Session, turn_index: int, at_s: float) -> None:
+        if self._counts_turns and (session.number, turn_index) not in self._granted:
+            if self._free < 1:
+                self._ready.append((session, turn_index))
+                return
+            self._free -= 1
+        self._granted.discard((session.number, turn_index))
+        self._cluster.ask(session, turn_index, at_s)
 
     def _ask(self, session: Session, turn_index: int, at_s: float) -> None:
         """Let a turn ask once its prompt is prefilled."""
@@ -103,11 +133,30 @@ class Course:
         session, following = residence.session, residence.turn_index + 1
         if following < len(session.turns):
             think_s = session.turns[following].think_s if self._workload.think else 0.0
+            if think_s > 0 and self._counts_turns:
+                self._give_on(at_s)
+            elif self._counts_turns:
+                self._granted.add((session.number, following))
             self._ask(session, following, at_s + think_s)
             return True
         self._num_over += 1
         self._end_s = max(self._end_s, at_s)
-        if self._demand.concurrency is not None and self._next < len(self._demand.sessions):
-            self._ask(self._demand.sessions[self._next], 0, at_s)
-            self._next += 1
+        if self._counts_turns:
+            self._give_on(at_s)
+        elif self._demand.admits == "batches" and self._num_over == self._next:
+            for _ in range(self._demand.concurrency or 0):
+                self._begin_next(at_s)
+        elif self._demand.admits == "sessions" and self._demand.concurrency is not None:
+            self._begin_next(at_s)
         return False
+
+    def _give_on(self, at_s: float) -> None:
+        """Let another turn have the place of one that is over: a client that returned, or a new session."""
+        self._free += 1
+        if self._ready:
+            session, turn_index = self._ready.popleft()
+            self._free -= 1
+            self._granted.add((session.number, turn_index))
+            self._world.queue.add(Event(at_s, EventKind.ARRIVAL, session.number, turn_index))
+        else:
+            self._begin_next(at_s)

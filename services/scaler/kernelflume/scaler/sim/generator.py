@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from numpy.typing import NDArray
 
-    from kernelflume.scaler.sim.config import Dynamics, GeneratorSource
+    from kernelflume.scaler.sim.section import Dynamics
+    from kernelflume.scaler.sim.workload_settings import GeneratorSource
 
 _TURNS = (30.0, 0.50)
 """Median and standard deviation of the logarithm."""

@@ -78,17 +78,17 @@ class Kernels:
             line = self._attention.line(rows, query_heads, kv_heads, head_dim)
         return line or ScanLine(SCAN_START_S, self._hardware.memory_gb_per_s * 1e9 * SCAN_SHARE)
 
-    def all_reduce_s(self, num_gpus: int, num_bytes: float, link: str = "intra") -> float:
-        """Return the seconds of an all-reduce: measured within a machine, else start and ring."""
+    def all_reduce_s(self, num_gpus: int, num_bytes: float) -> float:
+        """Return the seconds of an all-reduce within a machine: measured, else start and ring."""
         if num_gpus <= 1:
             return 0.0
-        measured = None
-        if self._all_reduce is not None and link == "intra":
-            measured = self._all_reduce.seconds(num_gpus, num_bytes)
-        if measured is not None:
-            return measured
+        measured = self._all_reduce.seconds(num_gpus, num_bytes) if self._all_reduce is not None else None
+        return measured or ALL_REDUCE_START_S + self.ring_s(num_gpus, num_bytes, "intra")
+
+    def ring_s(self, num_gpus: int, num_bytes: float, link: str) -> float:
+        """Return the seconds that the bytes of an all-reduce take on a link, ``intra`` or ``inter``."""
         share = 2 * (num_gpus - 1) / num_gpus
-        return ALL_REDUCE_START_S + share * num_bytes / self._hardware.link_bytes_per_s(link)
+        return share * num_bytes / self._hardware.link_bytes_per_s(link)
 
     def _product_bytes(self, m: float, n: float, k: float) -> float:
         return self._weight_bytes * n * k + 2 * (m * k + m * n)

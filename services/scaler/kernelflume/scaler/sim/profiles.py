@@ -10,7 +10,8 @@ from pydantic import Field, ValidationError
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.yamltext import parse_mapping
-from kernelflume.scaler.sim.config import Section, read_text
+from kernelflume.scaler.sim.config import read_text
+from kernelflume.scaler.sim.section import Section
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster, PoolKind
 from kernelflume.scaler.sim.cluster import World
-from kernelflume.scaler.sim.config import Fixed, Instances, KernelFlume
 from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.events import EventQueue
 from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
@@ -16,6 +15,7 @@ from kernelflume.scaler.sim.kernels import Kernels
 from kernelflume.scaler.sim.profiles import load_hardware, load_model
 from kernelflume.scaler.sim.result import summarize
 from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
+from kernelflume.scaler.sim.strategy_settings import Fixed, Instances, KernelFlume
 from kernelflume.scaler.sim.workload import build_demand
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kernelflume.scaler.sim.cluster import Cluster
-    from kernelflume.scaler.sim.config import SimulationConfig, Strategy
+    from kernelflume.scaler.sim.config import SimulationConfig
     from kernelflume.scaler.sim.profiles import Hardware
     from kernelflume.scaler.sim.result import Result
     from kernelflume.scaler.sim.shards import Residence
     from kernelflume.scaler.sim.step_model import StepModel
+    from kernelflume.scaler.sim.strategy_settings import Strategy
 
 _WEIGHT_EXCHANGE_S = 7e-6
 """What an exchange costs the weight node where it does not wait, measured on two H200 (docs/gpu.md)."""
@@ -81,7 +82,7 @@ class Simulator:
             case Fixed():
                 return self._fixed(strategy, progress)
             case Instances():
-                kind = self._instance_kind(strategy.ranks_per_instance)
+                kind = self._instance_kind(strategy.ranks_per_instance, strategy.merge_latency_s)
                 rules = InstanceRules(
                     admission=strategy.admission,
                     placement=strategy.placement,
@@ -130,6 +131,8 @@ class Simulator:
         policy = strategy.policy
         if policy.tpot_slo_s is None:
             policy = policy.model_copy(update={"tpot_slo_s": config.tpot_slo_s})
+        if "microbatches" not in policy.model_fields_set:
+            policy = policy.model_copy(update={"microbatches": strategy.microbatches})
         return PoolKind(
             weight_hardware=config.hardware,
             weight_gpus=config.tensor_parallel,
@@ -170,17 +173,24 @@ class Simulator:
         ).timeline
         return timeline.mean_held_tokens, max(sample.held_tokens for sample in timeline.samples)
 
+    def pool_tokens(self, size_for: str) -> float:
+        """Return the tokens that a fixed pool is to hold, by a rule of ``Fixed.size_for``."""
+        if size_for == "longest":
+            concurrency = self.demand.concurrency or len(self.demand.sessions)
+            peaks = sorted((session.peak_tokens for session in self.demand.sessions), reverse=True)
+            return float(sum(peaks[:concurrency]))
+        mean, most = self.kv_demand()
+        return mean if size_for == "average" else most
+
     def _fixed(self, strategy: Fixed, progress: Callable[[float], None] | None) -> Result:
         """Run every DP x CP of the ranks and return the best: most tokens in time, then the cheapest."""
         num_ranks = strategy.num_ranks
         if num_ranks is None:
-            mean, most = self.kv_demand()
-            wanted = mean if strategy.size_for == "average" else most
-            num_ranks = max(1, math.ceil(wanted / self.rank_capacity_tokens))
+            num_ranks = max(1, math.ceil(self.pool_tokens(strategy.size_for) / self.rank_capacity_tokens))
         layouts = [ways for ways in range(1, num_ranks + 1) if num_ranks % ways == 0]
         results = []
         for index, ways in enumerate(layouts):
-            kind = self._instance_kind(ways)
+            kind = self._instance_kind(ways, strategy.merge_latency_s)
             rules = InstanceRules(
                 admission=strategy.admission,
                 placement="emptiest",
@@ -235,13 +245,15 @@ class Simulator:
     def _kernels(self, hardware: Hardware) -> Kernels:
         return Kernels(hardware, tables=self._tables, weight_dtype_bytes=self.config.weight_dtype_bytes)
 
-    def _instance_kind(self, num_ranks: int) -> InstanceKind:
+    def _instance_kind(self, num_ranks: int, merge_latency_s: float = 0.0) -> InstanceKind:
         return InstanceKind(
             hardware=self.config.hardware,
             num_ranks=num_ranks,
             gpus_per_rank=self.config.tensor_parallel,
             rank_capacity_tokens=self.rank_capacity_tokens,
-            steps=InstanceSteps(self._rank, num_ranks=num_ranks, link=self.config.link),
+            steps=InstanceSteps(
+                self._rank, num_ranks=num_ranks, link=self.config.link, merge_latency_s=merge_latency_s
+            ),
         )
 
     def _tokens(self, num_bytes: float) -> int:

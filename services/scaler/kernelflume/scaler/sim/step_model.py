@@ -101,8 +101,16 @@ class WeightRank:
 class InstanceSteps:
     """Steps of a full instance of context-parallel ranks: all compute all rows, and share the KV evenly."""
 
-    def __init__(self, rank: WeightRank, *, num_ranks: int, link: str) -> None:
-        """Build the model of ``num_ranks`` ranks that exchange partial attention over ``link``."""
+    def __init__(self, rank: WeightRank, *, num_ranks: int, link: str, merge_latency_s: float) -> None:
+        """Build the model.
+
+        Args:
+            rank: one of them.
+            num_ranks: that share the KV.
+            link: over which they exchange partial attention.
+            merge_latency_s: of such an exchange in one layer, without its bytes.
+        """
+        self._merge_latency_s = merge_latency_s if num_ranks > 1 else 0.0
         self._rank = rank
         self._num_ranks = num_ranks
         self._link = link
@@ -121,7 +129,7 @@ class InstanceSteps:
         times, ways = rank.times(rows), rank.tensor_parallel
         scan = scan_line(rank.kernels, model, rows, ways)
         partial_bytes = rows * model.num_query_heads * model.head_dim / ways * 2
-        merge_s = rank.kernels.all_reduce_s(self._num_ranks, partial_bytes, self._link)
+        merge_s = self._merge_latency_s + rank.kernels.ring_s(self._num_ranks, partial_bytes, self._link)
         layer_s = times.projection_s + times.post_attention_s + scan.start_s + merge_s
         token_s = model.token_bytes / (ways * self._num_ranks * scan.bytes_per_s)
         return times.overhead_s + model.num_layers * layer_s, token_s

@@ -20,7 +20,8 @@ _MOST_RUNS = 10_000
 def combinations(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
     """Yield each combination of the section `sweep`, as its settings and the configuration with them.
 
-    A setting is dotted: ``workload.source.dynamics``; in ``strategies`` a strategy goes by its name.
+    A setting is dotted: ``workload.source.dynamics``; in ``strategies`` a strategy goes by its name. Several
+    that change together are named with commas between them, and each of their values is a list.
 
     Raises:
         ConfigurationError: there is nothing to sweep, too much, or a combination is no good.
@@ -39,11 +40,16 @@ def combinations(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Si
         changed = deepcopy(dict(fields))
         changed.pop("sweep")
         for name, value in chosen.items():
-            _set(changed, name, value)
+            _set_together(changed, name, value)
         yield chosen, config_of(changed)
 
 
-def _set(fields: dict[str, Any], name: str, value: Any) -> None:
+def set_setting(fields: dict[str, Any], name: str, value: Any) -> None:
+    """Change a dotted setting of a configuration in place.
+
+    Raises:
+        ConfigurationError: there is no such place.
+    """
     where: Any = fields
     *folders, last = name.split(".")
     for folder in folders:
@@ -56,3 +62,14 @@ def _set(fields: dict[str, Any], name: str, value: Any) -> None:
     if not isinstance(where, dict):
         raise ConfigurationError(f"sweep: {name} is no setting")
     where[last] = value
+
+
+def _set_together(fields: dict[str, Any], names: str, values: Any) -> None:
+    if "," not in names:
+        set_setting(fields, names, values)
+        return
+    each = [name.strip() for name in names.split(",")]
+    if not isinstance(values, list | tuple) or len(values) != len(each):
+        raise ConfigurationError(f"sweep: {names} needs lists of {len(each)} values, not {values!r}")
+    for name, value in zip(each, values, strict=True):
+        set_setting(fields, name, value)

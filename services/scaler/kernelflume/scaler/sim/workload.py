@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.scaler.sim.config import ClosedArrivals, GeneratorSource, PoissonArrivals, TraceArrivals
 from kernelflume.scaler.sim.generator import band, generate
 from kernelflume.scaler.sim.readers import read_trace
+from kernelflume.scaler.sim.sessions import Session, Turn
+from kernelflume.scaler.sim.workload_settings import (
+    BatchArrivals,
+    BurstArrivals,
+    ClosedArrivals,
+    GeneratorSource,
+    PoissonArrivals,
+    TraceArrivals,
+    UniformSource,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from kernelflume.scaler.sim.config import TraceSource, Workload
-    from kernelflume.scaler.sim.sessions import Session
+    from kernelflume.scaler.sim.workload_settings import Arrivals, TraceSource, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +34,9 @@ class Demand:
 
     sessions: tuple[Session, ...]
     concurrency: int | None
-    """Sessions at a time where arrivals are closed; None where each has its own time."""
+    """Sessions, or turns, at a time where arrivals are closed; None where each has its own time."""
+    admits: Literal["sessions", "turns", "batches"] = "sessions"
+    """What there are so many of: open sessions, turns, or sessions that begin together once all are over."""
     num_left_out: int = 0
     """Sessions of the trace that are longer than may be."""
 
@@ -51,24 +61,59 @@ def build_demand(workload: Workload, *, folder: Path, seed: int) -> Demand:
     num_left_out = 0
     if isinstance(workload.source, GeneratorSource):
         sessions: Sequence[Session] = generate(workload.source, lengths)
+    elif isinstance(workload.source, UniformSource):
+        turn = Turn(workload.source.context_tokens, workload.source.output_tokens)
+        sessions = [Session(number, (turn,)) for number in range(workload.source.num_sessions)]
     else:
         everything = read_trace(folder / workload.source.path, workload.source.kind)
         sessions, num_left_out = _selected(everything, workload.source, lengths)
-    if isinstance(workload.arrivals, PoissonArrivals):
-        gaps = arrivals.exponential(1 / workload.arrivals.sessions_per_s, len(sessions))
-        times = np.cumsum(gaps).tolist()
-    elif isinstance(workload.arrivals, TraceArrivals):
-        times = [session.start_s / workload.arrivals.speed for session in sessions]
-    else:
-        times = [0.0] * len(sessions)
+    times = _times(workload.arrivals, sessions, arrivals)
+    concurrency, admits = _closed(workload.arrivals)
     return Demand(
         sessions=tuple(
             replace(session, number=number, start_s=float(time))
             for number, (session, time) in enumerate(zip(sessions, times, strict=True))
         ),
-        concurrency=workload.arrivals.concurrency if isinstance(workload.arrivals, ClosedArrivals) else None,
+        concurrency=concurrency,
+        admits=admits,
         num_left_out=num_left_out,
     )
+
+
+def _times(arrivals: Arrivals, sessions: Sequence[Session], random: np.random.Generator) -> list[float]:
+    """Return when each session arrives; 0 where they wait for others to end."""
+    match arrivals:
+        case PoissonArrivals():
+            gaps = random.exponential(1 / arrivals.sessions_per_s, len(sessions))
+            return [float(time) for time in np.cumsum(gaps)]
+        case BurstArrivals():
+            # Sessions at an even rate of 1 an arrival, on a clock that runs faster in bursts.
+            ticks = np.cumsum(random.exponential(1.0, len(sessions)))
+            calm_s = arrivals.period_s - arrivals.burst_s
+            calm = arrivals.sessions_per_s * arrivals.period_s / (arrivals.peak * arrivals.burst_s + calm_s)
+            in_burst = calm * arrivals.peak * arrivals.burst_s
+            a_period = arrivals.sessions_per_s * arrivals.period_s
+            periods, rest = np.divmod(ticks, a_period)
+            inside = np.where(
+                rest < in_burst,
+                rest / (calm * arrivals.peak),
+                arrivals.burst_s + (rest - in_burst) / calm,
+            )
+            return [float(time) for time in periods * arrivals.period_s + inside]
+        case TraceArrivals():
+            return [session.start_s / arrivals.speed for session in sessions]
+        case _:
+            return [0.0] * len(sessions)
+
+
+def _closed(arrivals: Arrivals) -> tuple[int | None, Literal["sessions", "turns", "batches"]]:
+    match arrivals:
+        case ClosedArrivals():
+            return arrivals.concurrency, arrivals.counts
+        case BatchArrivals():
+            return arrivals.size, "batches"
+        case _:
+            return None, "sessions"
 
 
 def _selected(

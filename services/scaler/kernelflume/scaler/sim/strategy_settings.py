@@ -1,0 +1,83 @@
+"""The section `strategies` of a configuration: what is compared."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kernelflume.scaler.scaling_policy import ScalingPolicy
+from kernelflume.scaler.sim.section import Count, Positive, Seconds, Section
+
+MERGE_LATENCY_S = 22e-6
+"""One exchange of queries and partial attention, measured on two H200 of one host (docs/gpu.md)."""
+
+
+class Fixed(Section):
+    """A pool of weight-bearing ranks of a fixed number (paper section 6.4)."""
+
+    kind: Literal["fixed"]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    size_for: Literal["average", "maximum", "longest"] = "maximum"
+    """Ranks are as many as hold the mean, or the most, KV of the workload on an unbounded pool; or the
+    longest sessions of the workload, as many as are open together, each at its end: the worst that can be."""
+    num_ranks: Count | None = None
+    """So many ranks instead."""
+    admission: Literal["current", "peak"] = "current"
+    """A turn needs room for its prompt, or for all it will ever hold."""
+    migrates: bool = False
+    """A sequence that outgrows its instance moves to another with room; false recomputes it later."""
+    merge_latency_s: Seconds = MERGE_LATENCY_S
+    """A layer's exchange of partial attention between ranks, without its bytes."""
+
+
+class Instances(Section):
+    """Full instances that come and go, in the manner of ServerlessLLM (paper section 6.4)."""
+
+    kind: Literal["instances"]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    ranks_per_instance: Count = 1
+    """CP: GPUs, or tensor-parallel groups, that share the KV of an instance."""
+    merge_latency_s: Seconds = MERGE_LATENCY_S
+    """A layer's exchange of partial attention between ranks, without its bytes."""
+    minimum_instances: Count = 1
+    maximum_instances: Count = 64
+    startup_s: Seconds = 1.1
+    """From the decision to an instance that decodes. The paper: 1.1 s by its loader, 10.8 s from disk."""
+    bills_startup: bool = True
+    trigger_utilisation: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Start one more when held KV exceeds this share of the capacity; unset: when a turn finds no room."""
+    admission: Literal["current", "peak"] = "current"
+    placement: Literal["emptiest", "fullest"] = "emptiest"
+    """Among instances with room: the one with the most of it, or with the least, so that others may end."""
+    migrates: bool = False
+    scale_in_idle_s: Seconds = 60.0
+    """An instance that holds nothing for so long ends. The policy's cooldown is as long."""
+
+
+class KernelFlume(Section):
+    """Weight nodes and attention nodes under the live policy."""
+
+    kind: Literal["kernelflume"]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    attention_hardware: str | None = None
+    """Of attention nodes; unset: as the weight node."""
+    attention_gpus: Count = 1
+    """GPUs of one attention node; heads are divided among them."""
+    policy: ScalingPolicy = ScalingPolicy()
+    """As the live scaler's; its SLO is the simulation's unless it names one."""
+    prewarm_s: Seconds = 0.412
+    """From the decision to a node that can be published. The paper: 412 ms from scratch."""
+    look_s: Positive = 0.25
+    """Between two looks of the scaler, as live."""
+    exchange_latency_s: Seconds = MERGE_LATENCY_S
+    """A layer's exchange without its bytes: 618 us on one GPU, 640 us apart, on two H200 of one host."""
+    query_first: bool = True
+    """Attention begins before K and V are projected."""
+    microbatches: tuple[Literal[1, 2, 4], ...] = (1, 2)
+    """Numbers of microbatches to choose from."""
+    spread_tokens: Count = 1024
+    """Prompts of twice as many are spread over nodes."""
+
+
+Strategy = Annotated[Fixed | Instances | KernelFlume, Field(discriminator="kind")]
