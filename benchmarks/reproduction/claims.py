@@ -27,6 +27,8 @@ class Experiment(_Section):
     """Dotted settings in place of the configuration's."""
     sweep: dict[str, tuple[Any, ...]] = {}
     """Swept besides what the configuration sweeps."""
+    replaces_sweep: bool = False
+    """``sweep`` is in place of the configuration's."""
     strategies: tuple[str, ...] = ()
     """Only these; all if empty."""
 
@@ -35,11 +37,14 @@ class Simulated(_Section):
     """A figure of an experiment: one value a row of it, or a mean for each of some of its settings."""
 
     experiment: str
-    kind: Literal["value", "ratio", "cut", "step_at", "flat", "capacity_gb", "density", "weights_gb"]
+    kind: Literal[
+        "value", "ratio", "cut", "step_at", "flat", "capacity_gb", "density", "weights_gb", "rank_kv_gb"
+    ]
     """``value``: the field; ``ratio``: over that of ``than``; ``cut``: by how many percent it is below that;
-    ``step_at``: ms of the longest step while ``nodes`` attention nodes are billed; ``flat``: that with the most
-    nodes over that with one; ``capacity_gb``: KV of ``nodes`` attention nodes; ``density``: KV of a GPU of an
-    attention node over that of a rank; ``weights_gb``: of each GPU of a rank."""
+    ``step_at``: ms of the longest step while ``nodes`` attention nodes are billed; ``flat``: the longest step
+    with more than one of them over that with two, when the first is full; ``capacity_gb``: KV of ``nodes``
+    attention nodes; ``density``: KV of a GPU of an attention node over that of a rank; ``weights_gb`` and
+    ``rank_kv_gb``: of each GPU of a rank."""
     strategy: str = "kernelflume"
     field: str = "usd_per_million_tokens"
     than: tuple[str, ...] = ()
@@ -95,7 +100,7 @@ class Claim(_Section):
     """What had to be read into the words, for the page."""
     simulated: Simulated | None = None
     measured: Quoted | Tabled | None = None
-    on: str = ""
+    device: str = ""
     """What it was measured on."""
     swept: tuple[str, ...] = ()
     """Experiments that show under which assumptions it would hold, where it does not."""

@@ -1,4 +1,4 @@
-"""Our figure of a claim: taken from simulated rows, or from a file of measured results. Pure but for reading."""
+"""Our figure of a claim: taken from simulated rows, or from a file of measured results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _value(figure: Simulated, row: Mapping[str, Any]) -> float | None:
             return None if seconds is None else 1e3 * float(seconds)
         case "flat":
             steps = own["step_s_by_nodes"]
-            return float(steps[max(steps, key=int)] / steps[min(steps, key=int)])
+            return float(max(step_s for count, step_s in steps.items() if int(count) > 1) / steps["2"])
         case "capacity_gb":
             return float(figure.nodes * own["node_capacity_tokens"] * row["token_bytes"] / 1e9)
         case "density":
@@ -65,6 +65,8 @@ def _value(figure: Simulated, row: Mapping[str, Any]) -> float | None:
             return float(own["node_capacity_tokens"] / own["attention_gpus"] / rank)
         case "weights_gb":
             return float(row["weight_bytes"] / row["rank_gpus"] / 1e9)
+        case "rank_kv_gb":
+            return float(row["rank_capacity_tokens"] * row["token_bytes"] / row["rank_gpus"] / 1e9)
 
 
 def measured(figure: Quoted | Tabled, folder: Path = RESULTS) -> list[float]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import track
 
 from kernelflume.runtime.yamltext import parse_mapping
-from kernelflume.scaler.sim.config import KernelFlume
 from kernelflume.scaler.sim.report import fields_of
 from kernelflume.scaler.sim.simulation import Simulator
+from kernelflume.scaler.sim.strategy_settings import KernelFlume
 from kernelflume.scaler.sim.sweep import combinations
+from kernelflume.scaler.sim.workload import build_demand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,13 +66,10 @@ def as_text(grid: dict[str, Any]) -> str:
 
 def _combinations(experiment: Experiment) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
     fields = parse_mapping((CONFIGS / experiment.config).read_text(encoding="utf-8"))
-    swept = dict(fields.get("sweep", {}))
+    own = {} if experiment.replaces_sweep else fields.get("sweep", {})
     # A setting with one value is a sweep of one.
-    fields["sweep"] = {
-        **{name: [value] for name, value in experiment.settings.items()},
-        **experiment.sweep,
-        **swept,
-    }
+    once = {name: [value] for name, value in experiment.settings.items()}
+    fields["sweep"] = {**once, **experiment.sweep, **own}
     if experiment.strategies:
         fields["strategies"] = [s for s in fields["strategies"] if s["name"] in experiment.strategies]
     for chosen, config in combinations(fields):
@@ -79,12 +77,9 @@ def _combinations(experiment: Experiment) -> Iterator[tuple[dict[str, Any], Simu
 
 
 def _length(config: SimulationConfig) -> float:
-    source = config.workload.source
-    return (
-        len(config.strategies)
-        * getattr(source, "output_tokens", 20_000)
-        * getattr(source, "context_scale", 1)
-    )
+    """Return about what a simulation takes: it grows with sessions and strategies."""
+    demand = build_demand(config.workload, folder=CONFIGS, seed=config.seed)
+    return len(config.strategies) * len(demand.sessions)
 
 
 def _run(chosen: dict[str, Any], config: SimulationConfig) -> dict[str, Any]:
@@ -99,7 +94,7 @@ def _run(chosen: dict[str, Any], config: SimulationConfig) -> dict[str, Any]:
             fields["attention_gpus"] = strategy.attention_gpus
             fields["step_s_by_nodes"] = _steps(result)
         results.append(_rounded(fields))
-    print(f"{config.name} {chosen} {time.process_time() - began_s:.1f} s")
+    print(f"{config.name} {chosen} {time.process_time() - began_s:.1f} s", flush=True)
     return {
         "settings": chosen,
         "token_bytes": simulator.model.token_bytes,

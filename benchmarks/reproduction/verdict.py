@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -61,11 +62,9 @@ def holds(claim: Claim, values: Sequence[float], tolerance: float) -> bool:
         values = [100 - value for value in values]
         low, high = _left(claim.high), _left(claim.low)
     # An allowance for what floating point adds, so that a range may end at the figure itself.
-    return all(
-        (low is None or value >= low * (1 - share) - 1e-9)
-        and (high is None or value <= high * (1 + share) + 1e-9)
-        for value in values
-    )
+    least = -math.inf if low is None else low * (1 - share) - 1e-9
+    most = math.inf if high is None else high * (1 + share) + 1e-9
+    return all(least <= value <= most for value in values)
 
 
 def _left(cut: float | None) -> float | None:

@@ -46,7 +46,7 @@ _Setting = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A dotted setting in place of the configuration's, as in `sweep`; its value is YAML. Repeatable.",
+        help="A dotted setting in place of the file's, as in `sweep`; its value is YAML. Repeatable.",
     ),
 ]
 
