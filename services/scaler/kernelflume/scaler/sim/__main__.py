@@ -17,8 +17,9 @@ from kernelflume.runtime.yamltext import parse_mapping
 from kernelflume.scaler.sim import plots
 from kernelflume.scaler.sim.config import config_of, read_text
 from kernelflume.scaler.sim.report import fields_of, flat, table, write_report, write_rows
+from kernelflume.scaler.sim.runs import num_cores, run_many
 from kernelflume.scaler.sim.simulation import Simulator
-from kernelflume.scaler.sim.sweep import combinations, set_setting
+from kernelflume.scaler.sim.sweep import combinations, set_setting, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ _Setting = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A dotted setting in place of the configuration's, as in `sweep`; its value is YAML. Repeatable.",
+        help="A dotted setting, as in `sweep`, in place of the configuration's; YAML. Repeatable.",
     ),
 ]
 
@@ -78,17 +79,32 @@ def run(
 
 
 @app.command()
-def sweep(config: _Config, *, output: _Output = None, setting: _Setting = None) -> None:
+def sweep(
+    config: _Config,
+    *,
+    output: _Output = None,
+    setting: _Setting = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. [default: as many as there are cores]")
+    ] = None,
+) -> None:
     """Run CONFIG under every combination of its section `sweep`, and write one table."""
     with _errors_as_exit():
         fields = _fields(config, setting)
+        several = list(combinations(fields))
         rows: list[dict[str, Any]] = []
-        for chosen, combination in combinations(fields):
-            words = ", ".join(f"{name} {value}" for name, value in chosen.items())
-            simulator = Simulator(combination, config.parent)
-            results = _run_all(simulator, words)
-            _console().print(table(results, words))
-            rows += [{**chosen, **flat(fields_of(result))} for result in results]
+        runs = run_many(
+            [combination for _, combination in several],
+            config.parent,
+            num_processes=processes or num_cores(),
+        )
+        with _progress() as progress:
+            task = progress.add_task(config.stem, total=len(several))
+            for (chosen, _), results in zip(several, runs, strict=True):
+                words = ", ".join(f"{name} {value}" for name, value in chosen.items())
+                _console().print(table(results, words))
+                rows += [{**spread(chosen), **flat(fields_of(result))} for result in results]
+                progress.advance(task)
         folder = output or Path(f"{config_of(fields).name}-sweep")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -110,8 +126,7 @@ def _fields(config: Path, setting: list[str] | None) -> dict[str, Any]:
 
 
 def _run_all(simulator: Simulator, title: str) -> list[Result]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with _progress() as progress:
         results = []
         for strategy in simulator.config.strategies:
             task = progress.add_task(f"{title}: {strategy.name}", total=1.0)
@@ -122,6 +137,12 @@ def _run_all(simulator: Simulator, title: str) -> list[Result]:
             results.append(simulator.run(strategy, told))
             progress.update(task, completed=1.0)
     return results
+
+
+def _progress() -> Progress:
+    """Return bars on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _console() -> Console:

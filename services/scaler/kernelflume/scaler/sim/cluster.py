@@ -45,6 +45,10 @@ class World:
     """Of sessions that no engine could ever hold."""
     num_put_aside: int = 0
     """Times that a running session gave way in a full pool."""
+    num_preempted: int = 0
+    """Nodes that their provider took away."""
+    recomputed_tokens: int = 0
+    """Of sessions that gave way or lost their KV: to be prefilled once more."""
     num_moved: int = 0
     """Times that a session moved to another instance."""
     num_waits: int = 0
@@ -96,8 +100,12 @@ class Cluster(ABC):
         """Handle an event of kind CAPACITY."""
 
     @abstractmethod
-    def on_look(self) -> None:
-        """Look at the pool, as the scaler does from time to time."""
+    def on_look(self) -> float:
+        """Look at the pool, as the scaler does from time to time.
+
+        Returns:
+            A time up to which looks would find nothing else to do, if nothing but growth happens.
+        """
 
     @abstractmethod
     def num_nodes(self) -> int:
@@ -227,6 +235,7 @@ class Cluster(ABC):
         self._homes.pop(residence.number, None)
         self.world.num_put_aside += 1
         residence.num_recomputed += 1
+        self.world.recomputed_tokens += residence.context_tokens
         self._come_back(residence, residence.context_tokens)
 
     def evict_idle(self, engine: Engine, *, sparing: int, on: Shard | None = None) -> bool:

@@ -10,6 +10,7 @@ from kernelflume.scaler.sim.cluster import HEADROOM, Cluster
 from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind
 from kernelflume.scaler.sim.shards import Shard
+from kernelflume.scaler.sizing import FOREVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -141,17 +142,23 @@ class InstanceCluster(Cluster):
             return
         self._stop_if_idle(engine)
 
-    def on_look(self) -> None:
+    def on_look(self) -> float:
         """Start one more where held KV exceeds the share that triggers it."""
         rules = self._rules.elasticity
         if rules is None or rules.trigger_utilisation is None or self._starting:
-            return
+            return FOREVER_S
         for engine in self.engines.values():
             self.reach(engine)
         capacity = sum(engine.capacity_tokens for engine in self.engines.values())
         held = sum(engine.held_tokens for engine in self.engines.values())
-        if held > rules.trigger_utilisation * capacity:
+        room = rules.trigger_utilisation * capacity - held
+        if room < 0:
             self._start_more(1, "utilisation")
+            return FOREVER_S
+        growth = sum(
+            len(engine.running) / engine.step_s() for engine in self.engines.values() if engine.running
+        )
+        return self.now_s + room / growth if growth else FOREVER_S
 
     def on_released(self, engine: Engine) -> None:
         """Begin to count the time that an instance is empty."""

@@ -37,6 +37,9 @@ class Result:
     num_waits: int
     num_put_aside: int
     num_moved: int
+    num_preempted: int
+    recomputed_tokens: int
+    """Contexts of sessions that were put aside, prefilled once more."""
     num_changes: int
     most_gpus: int
     gpu_hours: dict[str, float]
@@ -68,6 +71,8 @@ def summarize(name: str, layout: str, world: World, *, end_s: float, prices: Map
         num_waits=world.num_waits,
         num_put_aside=world.num_put_aside,
         num_moved=world.num_moved,
+        num_preempted=world.num_preempted,
+        recomputed_tokens=world.recomputed_tokens,
         num_changes=world.timeline.num_changes,
         most_gpus=world.billing.most_gpus,
         gpu_hours=gpu_hours,

@@ -21,6 +21,8 @@ class Shard:
     """Ranks that its tokens lie on evenly."""
     accepts: bool = True
     """Takes new ranges; false while it drains."""
+    is_doomed: bool = False
+    """Will be taken away, whatever it holds: it cannot be resumed."""
     tails: dict[int, Residence] = field(default_factory=dict)
     """Running sessions that append here, by number."""
     residents: dict[int, Residence] = field(default_factory=dict)

@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster, PoolKind
+from kernelflume.scaler.sim.attention_nodes import PoolKind
+from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
 from kernelflume.scaler.sim.cluster import World
 from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.events import EventQueue
 from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
-from kernelflume.scaler.sim.kernels import Kernels
+from kernelflume.scaler.sim.kernels import kernels_of
 from kernelflume.scaler.sim.profiles import load_hardware, load_model
 from kernelflume.scaler.sim.result import summarize
 from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from kernelflume.scaler.sim.cluster import Cluster
     from kernelflume.scaler.sim.config import SimulationConfig
+    from kernelflume.scaler.sim.kernels import Kernels
     from kernelflume.scaler.sim.profiles import Hardware
     from kernelflume.scaler.sim.result import Result
     from kernelflume.scaler.sim.shards import Residence
@@ -103,7 +105,7 @@ class Simulator:
                 pool = self.pool_kind(strategy)
                 return self._run(
                     strategy.name,
-                    f"1 W ({self.config.hardware}) + A ({pool.attention_hardware})",
+                    f"{strategy.weight_nodes} W ({self.config.hardware}) + A ({pool.attention_price})",
                     lambda world, over: AttentionPoolCluster(world, over, pool),
                     strategy.look_s,
                     progress,
@@ -127,20 +129,27 @@ class Simulator:
                 weight_exchange_s=_WEIGHT_EXCHANGE_S,
             ),
             microbatches=strategy.microbatches,
+            weight_nodes=strategy.weight_nodes,
+            replicas=strategy.replicas,
         )
         policy = strategy.policy
         if policy.tpot_slo_s is None:
             policy = policy.model_copy(update={"tpot_slo_s": config.tpot_slo_s})
         if "microbatches" not in policy.model_fields_set:
             policy = policy.model_copy(update={"microbatches": strategy.microbatches})
+        if policy.minimum_nodes < strategy.replicas:
+            policy = policy.model_copy(update={"minimum_nodes": strategy.replicas})
+        if policy.most_nodes < policy.minimum_nodes:
+            raise ConfigurationError(f"{strategy.name}: {strategy.replicas} replicas need as many nodes")
         return PoolKind(
             weight_hardware=config.hardware,
-            weight_gpus=config.tensor_parallel,
-            attention_hardware=name,
+            weight_gpus=strategy.weight_nodes * config.tensor_parallel,
+            attention_price=strategy.attention_price or name,
             attention_gpus=strategy.attention_gpus,
             node_capacity_tokens=self._tokens(
                 strategy.attention_gpus * (hardware.memory_bytes - config.reserve_gb * 1e9)
-            ),
+            )
+            // strategy.replicas,
             token_bytes=self.model.token_bytes,
             steps=steps,
             profile=steps.profile(rows=self._rows, prewarm_s=strategy.prewarm_s),
@@ -148,6 +157,10 @@ class Simulator:
             prewarm_s=strategy.prewarm_s,
             look_s=strategy.look_s,
             spread_tokens=strategy.spread_tokens,
+            packs=strategy.placement == "pack",
+            replicas=strategy.replicas,
+            spot=strategy.spot,
+            seed=config.seed,
         )
 
     def kv_demand(self) -> tuple[float, int]:
@@ -243,7 +256,7 @@ class Simulator:
         return summarize(name, layout, world, end_s=end_s, prices=self.config.prices)
 
     def _kernels(self, hardware: Hardware) -> Kernels:
-        return Kernels(hardware, tables=self._tables, weight_dtype_bytes=self.config.weight_dtype_bytes)
+        return kernels_of(hardware, self._tables, self.config.weight_dtype_bytes)
 
     def _instance_kind(self, num_ranks: int, merge_latency_s: float = 0.0) -> InstanceKind:
         return InstanceKind(

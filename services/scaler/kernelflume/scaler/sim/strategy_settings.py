@@ -55,6 +55,15 @@ class Instances(Section):
     """An instance that holds nothing for so long ends. The policy's cooldown is as long."""
 
 
+class Spot(Section):
+    """Attention nodes that their provider takes away again."""
+
+    preemptions_per_node_hour: Positive
+    """Mean; the time until it happens is exponential."""
+    notice_s: Seconds = 30.0
+    """Between the notice and the end: 30 s on Azure and Google Cloud, 120 s on AWS."""
+
+
 class KernelFlume(Section):
     """Weight nodes and attention nodes under the live policy."""
 
@@ -62,8 +71,18 @@ class KernelFlume(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     attention_hardware: str | None = None
     """Of attention nodes; unset: as the weight node."""
+    attention_price: str | None = None
+    """Name of the price of attention nodes, such as one of spot nodes; unset: that of their hardware."""
     attention_gpus: Count = 1
     """GPUs of one attention node; heads are divided among them."""
+    weight_nodes: Count = 1
+    """They share the batch evenly, and all attention nodes."""
+    replicas: Count = 1
+    """Nodes that hold each token: its capacity is paid so many times, and a lost node costs no computation."""
+    spot: Spot | None = None
+    """Unset: attention nodes stay until they are drained."""
+    placement: Literal["level", "pack"] = "level"
+    """Prompts leave nodes equally free, as live; or fill the oldest nodes first, so that others may go."""
     policy: ScalingPolicy = ScalingPolicy()
     """As the live scaler's; its SLO is the simulation's unless it names one."""
     prewarm_s: Seconds = 0.412
