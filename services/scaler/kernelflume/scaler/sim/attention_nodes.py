@@ -1,7 +1,7 @@
 """The attention nodes of a simulated pool, what is paid for them, and the operation that changes them.
 
-What happens follows the live scaler's operations: nodes prewarm, wait to be published, drain until nothing refers to
-them. Spot nodes are taken away after a time that is drawn when they are launched.
+What happens follows the live scaler's operations: nodes prewarm, wait to be published, drain until nothing
+refers to them. Spot nodes are taken away after a time that is drawn when they are launched.
 """
 
 from __future__ import annotations

@@ -148,9 +148,9 @@ class Course:
 
     def _ask(self, session: Session, turn_index: int, at_s: float) -> None:
         """Let a turn ask once its prompt is prefilled."""
-        rate = self._world.prefill_tokens_per_s
-        if rate:
-            at_s += self._cluster.missing_tokens(session, turn_index) / rate
+        turn = session.turns[turn_index]
+        missing = self._cluster.missing_tokens(session, turn_index)
+        at_s += self._world.prefill_s(session, turn, turn.context_tokens, missing)
         self._world.queue.add(Event(at_s, EventKind.ARRIVAL, session.number, turn_index))
 
     def _turn_over(self, residence: Residence, at_s: float) -> bool:

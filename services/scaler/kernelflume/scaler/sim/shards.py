@@ -73,7 +73,8 @@ class Residence:
     joined: int = 0
     """Order of joining its engine: the newest gives way first."""
     idle_since_s: float = 0.0
-    num_recomputed: int = 0
+    num_returns: int = 0
+    """Times that it was put aside or moved."""
 
     @property
     def turn(self) -> Turn:

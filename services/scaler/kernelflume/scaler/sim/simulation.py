@@ -13,6 +13,7 @@ from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.events import EventQueue
 from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
 from kernelflume.scaler.sim.kernels import kernels_of
+from kernelflume.scaler.sim.prefix_cache import PrefixCache
 from kernelflume.scaler.sim.profiles import load_hardware, load_model
 from kernelflume.scaler.sim.result import summarize
 from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
@@ -63,6 +64,7 @@ class Simulator:
             overhead_s=config.step_overhead_s,
         )
         weights = self.model.weight_bytes(config.weight_dtype_bytes) / config.tensor_parallel
+        self.weight_bytes = weights
         if weights + config.reserve_gb * 1e9 > self.hardware.memory_bytes:
             raise ConfigurationError(
                 f"{self.model.name} takes {weights / 1e9:.1f} GB of each {self.hardware.name}: "
@@ -89,10 +91,10 @@ class Simulator:
                     admission=strategy.admission,
                     placement=strategy.placement,
                     migrates=strategy.migrates,
-                    elasticity=strategy,
+                    elasticity=self._with_loading(strategy),
                     num_instances=strategy.minimum_instances,
                 )
-                looks_s = 1.0 if strategy.trigger_utilisation is not None else None
+                looks_s = 1.0 if strategy.needs_looks else None
                 layout = f"instances of CP {strategy.ranks_per_instance}"
                 return self._run(
                     strategy.name,
@@ -110,6 +112,13 @@ class Simulator:
                     strategy.look_s,
                     progress,
                 )
+
+    def _with_loading(self, strategy: Instances) -> Instances:
+        """Return the strategy with the time to load weights as part of its start-up."""
+        if strategy.load_gb_per_s is None:
+            return strategy
+        loading_s = self.weight_bytes / (strategy.load_gb_per_s * 1e9)
+        return strategy.model_copy(update={"startup_s": strategy.startup_s + loading_s})
 
     def pool_kind(self, strategy: KernelFlume) -> PoolKind:
         """Return what a KernelFlume strategy's nodes are."""
@@ -176,6 +185,7 @@ class Simulator:
             num_ranks=1,
             gpus_per_rank=0,
             rank_capacity_tokens=2 * capacity,
+            token_bytes=self.model.token_bytes,
             steps=unbounded,
         )
         rules = InstanceRules(
@@ -249,11 +259,24 @@ class Simulator:
             slo_s=self.config.tpot_slo_s,
             keeps_kv=workload.keep_between_turns,
             prefill_tokens_per_s=workload.prefill_tokens_per_s,
+            token_bytes=self.model.token_bytes,
         )
+        other_usd_per_hour, cache = 0.0, workload.prefix_cache
+        if cache is not None:
+            world.cache = PrefixCache(self._tokens(cache.capacity_gb * 1e9))
+            world.fetch_bytes_per_s = cache.fetch_gb_per_s * 1e9 if cache.fetch_gb_per_s else None
+            other_usd_per_hour = cache.capacity_gb * cache.usd_per_gb_hour
         course = Course(self.demand, workload, world, build)
         end_s = course.run(look_s, progress)
         world.billing.end_all(end_s)
-        return summarize(name, layout, world, end_s=end_s, prices=self.config.prices)
+        return summarize(
+            name,
+            layout,
+            world,
+            end_s=end_s,
+            prices=self.config.prices,
+            other_usd_per_hour=other_usd_per_hour,
+        )
 
     def _kernels(self, hardware: Hardware) -> Kernels:
         return kernels_of(hardware, self._tables, self.config.weight_dtype_bytes)
@@ -264,6 +287,7 @@ class Simulator:
             num_ranks=num_ranks,
             gpus_per_rank=self.config.tensor_parallel,
             rank_capacity_tokens=self.rank_capacity_tokens,
+            token_bytes=self.model.token_bytes,
             steps=InstanceSteps(
                 self._rank, num_ranks=num_ranks, link=self.config.link, merge_latency_s=merge_latency_s
             ),
