@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kernelflume.scaler.sim.config import config_of
 from kernelflume.scaler.sim.sessions import Session, Turn
@@ -34,6 +34,7 @@ intra_gb_per_s: 1.0
 inter_gb_per_s: 0.5
 source: a test
 """
+# What is taken away costs little here; tests are short, so it happens often.
 STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fixed", "name": "under", "size_for": "average"},
     {"kind": "fixed", "name": "over", "size_for": "maximum"},
@@ -43,6 +44,32 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "instances", "name": "watched", "ranks_per_instance": 2, "trigger_utilisation": 0.6},
     {"kind": "kernelflume", "name": "kernelflume", "policy": {"scale_down_cooldown_s": 5, "silence_s": 5}},
     {"kind": "kernelflume", "name": "mixed", "attention_hardware": "other.yaml", "spread_tokens": 64},
+    {
+        "kind": "instances",
+        "name": "leaving",
+        "maximum_instances": 6,
+        "trigger_step_s": 0.02,
+        "scale_in_utilisation": 0.8,
+        "scale_in_idle_s": 1,
+        "migration_gb_per_s": 0.001,
+        "load_gb_per_s": 0.01,
+    },
+    {
+        "kind": "kernelflume",
+        "name": "spot",
+        "attention_price": "spot",
+        "spot": {"preemptions_per_node_hour": 600, "notice_s": 1},
+        "policy": {"scale_down_cooldown_s": 5, "silence_s": 5},
+    },
+    {
+        "kind": "kernelflume",
+        "name": "copies",
+        "replicas": 2,
+        "weight_nodes": 2,
+        "placement": "pack",
+        "spot": {"preemptions_per_node_hour": 600, "notice_s": 0},
+        "policy": {"scale_down_cooldown_s": 5, "silence_s": 5},
+    },
 ]
 
 
@@ -57,6 +84,7 @@ def simulator_of(
     sessions: Sequence[Session] | None = None,
     *,
     concurrency: int | None = 4,
+    admits: Literal["sessions", "turns", "batches"] = "sessions",
     price: float = 2.0,
     workload: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -72,6 +100,7 @@ def simulator_of(
             "prices": {
                 "gpu.yaml": {"usd_per_gpu_hour": price, "source": "a test"},
                 "other.yaml": {"usd_per_gpu_hour": price / 2, "source": "a test"},
+                "spot": {"usd_per_gpu_hour": price / 4, "source": "a test"},
             },
             "workload": {"source": {"kind": "generator", "num_sessions": 0}, **(workload or {})},
             "strategies": STRATEGIES,
@@ -80,7 +109,7 @@ def simulator_of(
     )
     simulator = Simulator(config, folder)
     if sessions is not None:
-        simulator.demand = Demand(sessions=tuple(sessions), concurrency=concurrency)
+        simulator.demand = Demand(sessions=tuple(sessions), concurrency=concurrency, admits=admits)
     return simulator
 
 

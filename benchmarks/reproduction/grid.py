@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ from rich.progress import track
 
 from kernelflume.runtime.yamltext import parse_mapping
 from kernelflume.scaler.sim.report import fields_of
+from kernelflume.scaler.sim.runs import run_many
 from kernelflume.scaler.sim.simulation import Simulator
 from kernelflume.scaler.sim.strategy_settings import KernelFlume
 from kernelflume.scaler.sim.sweep import combinations
@@ -45,10 +44,9 @@ def run_grid(claims: Claims, workers: int) -> dict[str, Any]:
     # The long ones first, so that no core is idle at the end.
     order = sorted(range(len(tasks)), key=lambda place: -_length(tasks[place][2]))
     rows: dict[int, dict[str, Any]] = {}
-    with ProcessPoolExecutor(workers) as pool:
-        futures = {place: pool.submit(_run, tasks[place][1], tasks[place][2]) for place in order}
-        for place in track(order, "simulations"):
-            rows[place] = futures[place].result()
+    ran = run_many([tasks[place][2] for place in order], CONFIGS, num_processes=workers, task=_run)
+    for place, row in zip(order, track(ran, "simulations", total=len(order)), strict=True):
+        rows[place] = {"settings": tasks[place][1], **row}
     grid: dict[str, Any] = {name: [] for name in claims.experiments}
     for place, (name, _, _) in enumerate(tasks):
         grid[name].append(rows[place])
@@ -82,9 +80,8 @@ def _length(config: SimulationConfig) -> float:
     return len(config.strategies) * len(demand.sessions)
 
 
-def _run(chosen: dict[str, Any], config: SimulationConfig) -> dict[str, Any]:
-    began_s = time.process_time()
-    simulator = Simulator(config, CONFIGS)
+def _run(config: SimulationConfig, folder: Path) -> dict[str, Any]:
+    simulator = Simulator(config, folder)
     results = []
     for strategy in config.strategies:
         result = simulator.run(strategy)
@@ -94,9 +91,7 @@ def _run(chosen: dict[str, Any], config: SimulationConfig) -> dict[str, Any]:
             fields["attention_gpus"] = strategy.attention_gpus
             fields["step_s_by_nodes"] = _steps(result)
         results.append(_rounded(fields))
-    print(f"{config.name} {chosen} {time.process_time() - began_s:.1f} s", flush=True)
     return {
-        "settings": chosen,
         "token_bytes": simulator.model.token_bytes,
         "rank_capacity_tokens": simulator.rank_capacity_tokens,
         "rank_gpus": config.tensor_parallel,

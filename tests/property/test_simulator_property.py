@@ -31,9 +31,21 @@ SETTINGS = settings(
 
 turns = st.lists(st.tuples(st.integers(1, 900), st.integers(1, 400)), min_size=1, max_size=4)
 
+CACHE = {"capacity_gb": 0.002, "fetch_gb_per_s": 0.01, "source": "a test"}
+"""976 tokens."""
+arrivals = st.one_of(
+    st.just({"concurrency": None}),
+    st.fixed_dictionaries(
+        {
+            "concurrency": st.sampled_from([1, 3, 8]),
+            "admits": st.sampled_from(["sessions", "turns", "batches"]),
+        }
+    ),
+)
+
 
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[tuple[Session, ...], int | None, dict[str, Any]]:
+def workloads(draw: st.DrawFn) -> tuple[tuple[Session, ...], dict[str, Any], dict[str, Any]]:
     several = draw(st.lists(st.tuples(turns, st.integers(0, 20)), min_size=1, max_size=8))
     sessions = tuple(
         session(number, *some, start_s=float(start), think_s=draw(st.sampled_from([0.0, 1.5])))
@@ -43,14 +55,15 @@ def workloads(draw: st.DrawFn) -> tuple[tuple[Session, ...], int | None, dict[st
         "keep_between_turns": draw(st.booleans()),
         "think": draw(st.booleans()),
         "prefill_tokens_per_s": draw(st.sampled_from([None, 2000.0])),
+        "prefix_cache": draw(st.sampled_from([None, CACHE])),
     }
-    return sessions, draw(st.sampled_from([None, 1, 3, 8])), workload
+    return sessions, draw(arrivals), workload
 
 
 def run(
-    folder: Path, name: str, sessions: tuple[Session, ...], concurrency: int | None, **more: Any
+    folder: Path, name: str, sessions: tuple[Session, ...], coming: dict[str, Any], **more: Any
 ) -> Result:
-    simulator = simulator_of(folder, sessions, concurrency=concurrency, **more)
+    simulator = simulator_of(folder, sessions, **coming, **more)
     [strategy] = [one for one in simulator.config.strategies if one.name == name]
     return simulator.run(strategy)
 
@@ -87,8 +100,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
 @SETTINGS
 @given(workload=workloads())
 def test_capacity_is_never_exceeded_and_tokens_are_conserved(folder: Path, name: str, workload: Any) -> None:
-    sessions, concurrency, settings_ = workload
-    result = run(folder, name, sessions, concurrency, workload=settings_)
+    sessions, coming, settings_ = workload
+    result = run(folder, name, sessions, coming, workload=settings_)
     assert result.output_tokens + result.refused_tokens == sum(one.output_tokens for one in sessions)
     assert 0 <= result.turn_attainment <= 1
     assert 0 <= result.step_attainment <= 1 + 1e-9
@@ -98,7 +111,7 @@ def test_capacity_is_never_exceeded_and_tokens_are_conserved(folder: Path, name:
 @SETTINGS
 @given(workload=workloads())
 def test_cost_is_the_integral_of_billed_gpus(folder: Path, name: str, workload: Any) -> None:
-    sessions, concurrency, settings_ = workload
+    sessions, coming, settings_ = workload
     spans: dict[int, list[Any]] = {}
 
     class Noting(measures.Billing):
@@ -114,12 +127,12 @@ def test_cost_is_the_integral_of_billed_gpus(folder: Path, name: str, workload: 
     with pytest.MonkeyPatch.context() as patch:
         real = cluster.World
         patch.setattr(simulation, "World", lambda **fields: real(billing=Noting(), **fields))
-        simulator = simulator_of(folder, sessions, concurrency=concurrency, workload=settings_)
+        simulator = simulator_of(folder, sessions, **coming, workload=settings_)
         [strategy] = [one for one in simulator.config.strategies if one.name == name]
         if strategy.kind == "fixed":
             strategy = strategy.model_copy(update={"num_ranks": 1})  # one layout, so that one bill is seen
         result = simulator.run(strategy)
-    prices = {"gpu.yaml": 2.0, "other.yaml": 1.0}
+    prices = {"gpu.yaml": 2.0, "other.yaml": 1.0, "spot": 0.5}
     # Between two moments at which a bill begins or ends, what is paid for does not change.
     moments = sorted({moment for span in spans.values() for moment in span[2:]})
     cost = sum(
@@ -138,9 +151,9 @@ def test_cost_is_the_integral_of_billed_gpus(folder: Path, name: str, workload: 
 def test_a_doubled_price_doubles_the_cost_and_changes_nothing_else(
     folder: Path, name: str, workload: Any, price: float
 ) -> None:
-    sessions, concurrency, settings_ = workload
-    one = fields_of(run(folder, name, sessions, concurrency, workload=settings_, price=price))
-    two = fields_of(run(folder, name, sessions, concurrency, workload=settings_, price=2 * price))
+    sessions, coming, settings_ = workload
+    one = fields_of(run(folder, name, sessions, coming, workload=settings_, price=price))
+    two = fields_of(run(folder, name, sessions, coming, workload=settings_, price=2 * price))
     for cost in ("cost_usd", "usd_per_million_tokens"):
         assert two.pop(cost) == pytest.approx(2 * one.pop(cost))
     assert one == two
@@ -148,14 +161,21 @@ def test_a_doubled_price_doubles_the_cost_and_changes_nothing_else(
 
 @pytest.mark.parametrize(
     ("name", "gpus", "price"),
-    [("under", 1, 2.0), ("over", 1, 2.0), ("current", 1, 2.0), ("watched", 2, 2.0), ("kernelflume", 2, 2.0)],
+    [
+        ("under", 1, 2.0),
+        ("over", 1, 2.0),
+        ("current", 1, 2.0),
+        ("watched", 2, 2.0),
+        ("kernelflume", 2, 2.0),
+        ("leaving", 1, 2.0),
+    ],
 )
 @SETTINGS
 @given(seconds=st.floats(1, 1e4))
 def test_without_load_the_minimum_is_paid(
     folder: Path, name: str, gpus: int, price: float, seconds: float
 ) -> None:
-    result = run(folder, name, (), 4, workload={"least_duration_s": seconds})
+    result = run(folder, name, (), {"concurrency": 4}, workload={"least_duration_s": seconds})
     assert result.output_tokens == 0
     assert result.cost_usd == pytest.approx(gpus * price * seconds / 3600)
 
@@ -200,6 +220,6 @@ def test_sessions_that_arrive_together_may_be_asked_for_in_any_order(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Course, "_begin", begin)
-            return fields_of(run(folder, name, sessions, None, workload=settings_))
+            return fields_of(run(folder, name, sessions, {"concurrency": None}, workload=settings_))
 
     assert results(sessions) == results(order)

@@ -12,7 +12,7 @@ from tests.simulated import STRATEGIES, simulator_of, write_profiles
 
 from kernelflume.scaler.sim import page, plots, report_folder
 from kernelflume.scaler.sim.assumptions import assumptions
-from kernelflume.scaler.sim.report import swept_of
+from kernelflume.scaler.sim.report import describe, swept_of
 from kernelflume.scaler.sim.svg import embedded
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_a_sweep_has_a_page_too(ran: tuple[Simulator, list[Result]], tmp_path: P
     simulator, results = ran
     fields = simulator.config.model_dump(mode="json")
     fields["sweep"] = {"seed": [1, 2]}
-    swept = [swept_of({"seed": seed}, simulator, results) for seed in (1, 2)]
+    swept = [swept_of({"seed": seed}, describe(simulator), results) for seed in (1, 2)]
     report_folder.write_sweep(tmp_path, fields, swept)
     text = (tmp_path / "report.html").read_text()
     assert Elements(text).tags.count("svg") == 2

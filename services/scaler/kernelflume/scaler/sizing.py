@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FOREVER_S = 1e9
 """Stands for a time without end, in place of infinity, which JSON does not have."""
-_CALM_PREWARMS = 2.0
+CALM_PREWARMS = 2.0
 """A smaller pool must have this many times the horizon at which it would grow: else it would grow again."""
 _PREWARM_MEMORY = 0.5
 """Weight of the newest prewarm in the running estimate, when it was shorter; a longer one counts at once."""
@@ -275,7 +275,7 @@ def _remember(
 ) -> SizingState:
     num_active = len(view.nodes)
     silent = view.num_requests == 0 and figures.held_tokens == 0
-    calm_s = _CALM_PREWARMS * policy.prewarm_margin * figures.prewarm_s
+    calm_s = CALM_PREWARMS * policy.prewarm_margin * figures.prewarm_s
     calm = needed <= num_active and figures.horizon_s > calm_s
     low = calm and num_active > 1 and _would_do(view, figures, policy, calm_s)
 

@@ -15,13 +15,15 @@ from kernelflume.runtime.service import EXIT_FAILED, EXIT_REFUSED
 from kernelflume.runtime.yamltext import parse_mapping
 from kernelflume.scaler.sim.bars import bars
 from kernelflume.scaler.sim.config import config_of, read_text
-from kernelflume.scaler.sim.report import sweep_table, swept_of, table, words_of
+from kernelflume.scaler.sim.report import sweep_table, swept_of, table
 from kernelflume.scaler.sim.report_folder import missing, write_report, write_sweep
+from kernelflume.scaler.sim.runs import num_cores, run_many, run_one
 from kernelflume.scaler.sim.simulation import Simulator
 from kernelflume.scaler.sim.sweep import combinations, set_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 _PIPE_COLUMNS = 220
 
@@ -46,7 +48,7 @@ _Setting = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A dotted setting in place of the file's, as in `sweep`; its value is YAML. Repeatable.",
+        help="A dotted setting, as in `sweep`, in place of the configuration's; YAML. Repeatable.",
     ),
 ]
 
@@ -76,17 +78,30 @@ def run(
 
 
 @app.command()
-def sweep(config: _Config, *, output: _Output = None, setting: _Setting = None) -> None:
+def sweep(
+    config: _Config,
+    *,
+    output: _Output = None,
+    setting: _Setting = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. [default: as many as there are cores]")
+    ] = None,
+) -> None:
     """Run CONFIG under every combination of its section `sweep`, and write one table."""
     with _errors_as_exit():
         fields = _fields(config, setting)
-        runs = list(combinations(fields))
+        several = list(combinations(fields))
+        runs = run_many(
+            [combination for _, combination in several],
+            config.parent,
+            num_processes=processes or num_cores(),
+            task=run_one,
+        )
         swept = []
-        with bars("all combinations", len(runs)) as shown:
-            for chosen, combination in runs:
-                simulator = Simulator(combination, config.parent)
-                results = shown.run_all(simulator, words_of(chosen))
-                swept.append(swept_of(chosen, simulator, results))
+        with bars(config.stem, len(several)) as shown:
+            for (chosen, _), (facts, results) in zip(several, runs, strict=True):
+                swept.append(swept_of(chosen, facts, results))
+                shown.advance()
         folder = output or Path(f"{config_of(fields).name}-sweep")
         paths = write_sweep(folder, fields, swept)
         _console().print(sweep_table(swept, f"{config_of(fields).name}: {len(swept)} combinations"))

@@ -1,89 +1,52 @@
-"""A weight node with an attention pool that the live policy sizes, under the virtual clock.
+"""Weight nodes with an attention pool that the live policy sizes, under the virtual clock.
 
-``scaler.sizing`` decides, on the view that the live scaler would have; what happens then follows the live
-scaler's operations: nodes prewarm, wait to be published, drain until nothing refers to them.
+``scaler.sizing`` decides, on the view that the live scaler would have; ``attention_nodes`` does what it says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernelflume.scaler.policy import emptiest_first
-from kernelflume.scaler.pool_view import NodeUse, PendingKind, PoolView
+from kernelflume.scaler.sim.attention_nodes import NOTICED, PREWARMED, TAKEN, AttentionNodes
 from kernelflume.scaler.sim.cluster import HEADROOM, Cluster
 from kernelflume.scaler.sim.engine import Engine
-from kernelflume.scaler.sim.events import Event, EventKind
-from kernelflume.scaler.sim.shards import Shard
-from kernelflume.scaler.sim.spread import level_out, roomiest
+from kernelflume.scaler.sim.next_look import quiet_until_s
+from kernelflume.scaler.sim.spread import fill_in_order, level_out, roomiest
 from kernelflume.scaler.sizing import SizingAction, SizingReason, SizingState, after_change, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kernelflume.core.profile import PerformanceProfile
-    from kernelflume.scaler.scaling_policy import ScalingPolicy
+    from kernelflume.scaler.sim.attention_nodes import PoolKind
     from kernelflume.scaler.sim.cluster import World
-    from kernelflume.scaler.sim.shards import Residence
-    from kernelflume.scaler.sim.step_model import StepModel
+    from kernelflume.scaler.sim.events import Event
+    from kernelflume.scaler.sim.shards import Residence, Shard
     from kernelflume.scaler.sizing import Sizing
 
 _ENGINE = 1
-"""There is one batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolKind:
-    """The nodes, and the policy."""
-
-    weight_hardware: str
-    weight_gpus: int
-    attention_hardware: str
-    attention_gpus: int
-    node_capacity_tokens: int
-    token_bytes: int
-    steps: StepModel
-    profile: PerformanceProfile
-    policy: ScalingPolicy
-    prewarm_s: float
-    look_s: float
-    spread_tokens: int
-
-
-@dataclass
-class _Operation:
-    """A scale operation of the policy's own."""
-
-    added: list[tuple[int, int]] = field(default_factory=list)
-    """Shard number and bill of nodes that are added."""
-    drained: list[Shard] = field(default_factory=list)
-    at_once: bool = False
-    is_ready: bool = False
+"""There is one batch: several weight nodes step at one pace."""
 
 
 class AttentionPoolCluster(Cluster):
-    """One weight node and its attention nodes."""
+    """Weight nodes and their attention nodes."""
 
     def __init__(
         self, world: World, on_turn_over: Callable[[Residence, float], bool], kind: PoolKind
     ) -> None:
-        """Begin with the weight node, and no attention node yet."""
+        """Begin with the weight nodes, and no attention node yet."""
         super().__init__(world, on_turn_over)
         self._kind = kind
         self._engine = Engine(_ENGINE, kind.steps, world.meter)
         self.engines[_ENGINE] = self._engine
-        self._bills: dict[int, int] = {}
-        """Shard number -> bill."""
+        self._nodes = AttentionNodes(world, self._engine, kind)
         self._state = SizingState()
-        self._operation: _Operation | None = None
-        self._num_shards = 0
 
     def start(self) -> None:
         """Begin with the policy's minimum."""
         kind = self._kind
         self.world.billing.begin(kind.weight_hardware, kind.weight_gpus, self.now_s)
         for _ in range(kind.policy.minimum_nodes):
-            self._publish(*self._launch())
+            self._nodes.publish(self._nodes.launch())
         self._set_thresholds(self._decide())
         self.sample()
 
@@ -93,7 +56,7 @@ class AttentionPoolCluster(Cluster):
 
     def num_nodes(self) -> int:
         """Return the attention nodes that are billed."""
-        return len(self._bills)
+        return self._nodes.num_billed
 
     # --- placement -----------------------------------------------------------------------------------
 
@@ -101,15 +64,22 @@ class AttentionPoolCluster(Cluster):
         """Find room for a prompt: short ones whole, long ones so that nodes are left equally free."""
         engine = self._engine
         self.reach(engine)
+        shards = self._nodes.open()
+        if not shards:
+            return None
         headroom = int(HEADROOM * engine.capacity_tokens) if engine.running else 1
         missing = residence.context_tokens - residence.held(0)
-        while missing + headroom > sum(self._free(shard) for shard in self._open()):
+        while missing + headroom > sum(max(0, shard.room(engine.step)) for shard in shards):
             if not self.evict_idle(engine, sparing=residence.number):
                 return None
         step = engine.step
-        below = {shard: max(0, shard.threshold_tokens - shard.held(step)) for shard in self._open()}
+        below = {shard: max(0, shard.threshold_tokens - shard.held(step)) for shard in shards}
         if missing > sum(below.values()):
-            below = {shard: max(0, shard.room(step)) for shard in self._open()}
+            below = {shard: max(0, shard.room(step)) for shard in shards}
+        if self._kind.packs:
+            added = fill_in_order(below, missing)
+            tail = roomiest(shards, {shard: below[shard] - added[shard] for shard in shards}) or shards[0]
+            return engine, added, tail
         best = max(below, key=lambda shard: (below[shard] / (1 + len(shard.tails)), -shard.number))
         if missing < 2 * self._kind.spread_tokens and missing < below[best]:
             return engine, {best: missing}, best
@@ -140,12 +110,13 @@ class AttentionPoolCluster(Cluster):
             fits_threshold = len(shard.tails) <= shard.threshold_tokens - shard.held(step)
             if shard.accepts and fits_threshold:
                 return True
-            others = [other for other in self._open() if other is not shard]
+            others = [other for other in self._nodes.open() if other is not shard]
             target = roomiest(others, {other: other.threshold_tokens - other.held(step) for other in others})
             if target is not None:
                 engine.move_tail(residence, target)
                 continue
-            if shard.accepts and len(shard.tails) <= shard.room(step):
+            stays = shard.accepts or shard.is_doomed
+            if stays and len(shard.tails) <= shard.room(step):
                 return True
             target = roomiest(others, {other: other.room(step) for other in others})
             if target is not None:
@@ -156,12 +127,6 @@ class AttentionPoolCluster(Cluster):
             return False
         return True
 
-    def _open(self) -> list[Shard]:
-        return [shard for shard in self._engine.shards if shard.accepts]
-
-    def _free(self, shard: Shard) -> int:
-        return max(0, shard.room(self._engine.step))
-
     # --- scaling -------------------------------------------------------------------------------------
 
     def on_short(self) -> None:
@@ -170,71 +135,62 @@ class AttentionPoolCluster(Cluster):
     def on_released(self, engine: Engine) -> None:
         """Do nothing: the next look sees what is empty."""
 
-    def on_look(self) -> None:
+    def on_look(self) -> float:
         """Look, decide by the live policy, and begin what it says."""
-        engine = self._engine
+        engine, nodes = self._engine, self._nodes
         self.reach(engine)
-        self._release_drained()
+        self._release_empty()
         sizing = self._decide()
         self._set_thresholds(sizing)
+        num_open = len(nodes.open())
         match sizing.action:
             case SizingAction.SCALE:
-                self._scale(sizing)
+                if sizing.target > num_open:
+                    nodes.grow(sizing.target - num_open, at_once=sizing.at_once)
+                else:
+                    nodes.drain(num_open - sizing.target)
+                self.changed(str(sizing.reason))
             case SizingAction.PUBLISH:
-                self._publish_all(sizing.reason)
+                self._publish_added(sizing.reason)
             case SizingAction.CANCEL:
-                self._cancel(sizing.reason)
+                nodes.cancel()
+                self._ended(str(sizing.reason))
             case SizingAction.NONE:
-                return
+                return quiet_until_s(
+                    self.now_s,
+                    sizing.figures,
+                    self._state,
+                    self._kind.policy,
+                    pending=nodes.pending(),
+                    waiting_tokens=self.waiting_tokens(),
+                )
         self._admit()
         self.replan(engine)
+        return self.now_s
 
     def on_capacity(self, event: Event) -> None:
-        """Nodes have been prewarmed: those of ``event.subject``, the number of the first one."""
-        operation = self._operation
-        if operation is None or not operation.added or operation.added[0][0] != event.subject:
-            return
-        operation.is_ready = True
-        if operation.at_once:
-            self.reach(self._engine)
-            self._publish_all(SizingReason.FOOTPRINT)
-            self._admit()
-            self.replan(self._engine)
-
-    def _view(self) -> PoolView:
-        engine = self._engine
-        step_s = engine.step_s()
-        return PoolView(
-            now_s=self.now_s,
-            nodes=tuple(
-                NodeUse(
-                    node_id=f"a-{shard.number}",
-                    capacity_tokens=shard.capacity_tokens,
-                    held_tokens=shard.held(engine.step),
-                    num_tails=len(shard.tails),
-                    growth_tokens_per_s=len(shard.tails) / step_s if step_s else 0.0,
-                )
-                for shard in self._open()
-            ),
-            num_requests=len(engine.running) + self.num_waiting,
-            waiting_tokens=self.waiting_tokens(),
-            rows=len(engine.running),
-            pending=self._pending(),
-            is_pending_own=self._operation is not None,
-            staleness_s=2 * self._kind.look_s,
-        )
-
-    def _pending(self) -> PendingKind | None:
-        if self._operation is None:
-            return None
-        if self._operation.drained:
-            return PendingKind.DRAINING
-        return PendingKind.READY if self._operation.is_ready else PendingKind.GROWING
+        """Nodes have been prewarmed, or a spot node is given notice or taken away."""
+        operation = self._nodes.operation
+        self.reach(self._engine)
+        if event.number == PREWARMED:
+            if operation is None or operation.number != event.subject:
+                return
+            operation.is_ready = True
+            if not operation.at_once:
+                return
+            self._publish_added(SizingReason.FOOTPRINT)
+        elif event.number == NOTICED:
+            self._give_notice(event.subject)
+        elif event.number == TAKEN:
+            self._take(event.subject)
+        self._admit()
+        self.replan(self._engine)
 
     def _decide(self) -> Sizing:
         kind = self._kind
+        view = self._nodes.view(num_waiting=self.num_waiting, waiting_tokens=self.waiting_tokens())
         sizing, self._state = size(
-            self._view(), self._state, kind.policy, profile=kind.profile, token_bytes=kind.token_bytes
+            view, self._state, kind.policy, profile=kind.profile, token_bytes=kind.token_bytes
         )
         return sizing
 
@@ -243,67 +199,68 @@ class AttentionPoolCluster(Cluster):
         for shard in self._engine.shards:
             shard.threshold_tokens = thresholds.get(f"a-{shard.number}", shard.threshold_tokens)
 
-    def _scale(self, sizing: Sizing) -> None:
-        active = self._open()
-        if sizing.target > len(active):
-            added = [self._launch() for _ in range(sizing.target - len(active))]
-            self._operation = _Operation(added=added, at_once=sizing.at_once)
-            at_s = self.now_s + self._kind.prewarm_s
-            self.world.queue.add(Event(at_s, EventKind.CAPACITY, added[0][0]))
-        else:
-            step = self._engine.step
-            by_id = {str(shard.number): shard for shard in active}
-            used = {str(shard.number): shard.held(step) for shard in active}
-            victims = emptiest_first(list(by_id), used)[: len(active) - sizing.target]
-            drained = [by_id[node_id] for node_id in victims]
-            for shard in drained:
-                shard.accepts = False
-            self._operation = _Operation(drained=drained)
-        self.changed(str(sizing.reason))
+    def _publish_added(self, reason: SizingReason) -> None:
+        self._nodes.publish_added()
+        self._ended(str(reason), prewarm_s=self._kind.prewarm_s)
 
-    def _launch(self) -> tuple[int, int]:
-        self._num_shards += 1
-        kind = self._kind
-        bill = self.world.billing.begin(kind.attention_hardware, kind.attention_gpus, self.now_s)
-        self._bills[self._num_shards] = bill
-        return self._num_shards, bill
-
-    def _publish(self, number: int, bill: int) -> None:
-        self._bills[number] = bill
-        capacity = self._kind.node_capacity_tokens
-        threshold = int(self._kind.policy.beta_memory * capacity)
-        self._engine.shards.append(Shard(number, capacity, threshold, base_step=self._engine.step))
-
-    def _publish_all(self, reason: SizingReason) -> None:
-        operation, self._operation = self._operation, None
-        if operation is None:
-            return
-        for number, bill in operation.added:
-            self._publish(number, bill)
-        self._state = after_change(self._state, now_s=self.now_s, prewarm_s=self._kind.prewarm_s)
-        self.changed(str(reason))
-
-    def _cancel(self, reason: SizingReason) -> None:
-        operation, self._operation = self._operation, None
-        if operation is None:
-            return
-        for number, _ in operation.added:
-            self.world.billing.end(self._bills.pop(number), self.now_s)
-        for shard in operation.drained:
-            shard.accepts = True
-        self._state = after_change(self._state, now_s=self.now_s)
-        self.changed(str(reason))
-
-    def _release_drained(self) -> None:
-        """End draining nodes that nothing refers to any more."""
-        operation = self._operation
-        if operation is None or not operation.drained:
-            return
-        for shard in [one for one in operation.drained if not one.tails and not one.residents]:
-            operation.drained.remove(shard)
-            self._engine.shards.remove(shard)
-            self.world.billing.end(self._bills.pop(shard.number), self.now_s)
+    def _release_empty(self) -> None:
+        """End nodes that nothing refers to any more, and the operation that drained them."""
+        for _ in range(self._nodes.release_empty()):
             self.changed("released")
-        if not operation.drained:
-            self._operation = None
+        operation = self._nodes.operation
+        if operation is not None and not operation.number and not operation.drained:
+            self._nodes.operation = None
             self._state = after_change(self._state, now_s=self.now_s)
+
+    def _ended(self, reason: str, prewarm_s: float | None = None) -> None:
+        self._state = after_change(self._state, now_s=self.now_s, prewarm_s=prewarm_s)
+        self.changed(reason)
+
+    # --- spot nodes ----------------------------------------------------------------------------------
+
+    def _give_notice(self, number: int) -> None:
+        """Let a node that will be taken away take no more ranges: its tails move, its ranges stay."""
+        shard = self._nodes.shard(number)
+        if shard is not None:
+            shard.accepts, shard.is_doomed = False, True
+            self.changed("notice")
+
+    def _take(self, number: int) -> None:
+        """Lose a node: with copies its ranges live on elsewhere, without them sessions are computed again."""
+        shard = self._nodes.shard(number)
+        if shard is not None:
+            shard.accepts, shard.is_doomed = False, True
+            lost = {**shard.residents, **shard.tails}
+            for residence in [lost[session] for session in sorted(lost)]:
+                if self._kind.replicas > 1 and self._take_over(residence, shard):
+                    continue
+                if residence.tail is not None:
+                    self.put_aside(self._engine, residence)
+                else:
+                    self._forget(self._engine, residence)
+        before = self._nodes.num_billed
+        self._nodes.take(number)
+        if self._nodes.num_billed == before:
+            return
+        self.world.num_preempted += 1
+        self.changed("preempted")
+        operation = self._nodes.operation
+        if operation is not None and not operation.added and not operation.drained:
+            self._nodes.operation = None
+            self._state = after_change(self._state, now_s=self.now_s)
+
+    def _take_over(self, residence: Residence, lost: Shard) -> bool:
+        """Let copies on other nodes stand for what a node held; return whether there is room for them."""
+        engine, step = self._engine, self._engine.step
+        others = self._nodes.open()
+        if residence.tail is lost:
+            target = roomiest(others, {other: other.room(step) for other in others})
+            if target is None:
+                return False
+            engine.move_tail(residence, target)
+        room = {other: max(0, other.room(step) - len(other.tails)) for other in others}
+        tokens = residence.parts.get(lost, 0)
+        if tokens > sum(room.values()):
+            return False
+        engine.move_part(residence, lost, level_out(room, tokens) if tokens else {})
+        return True

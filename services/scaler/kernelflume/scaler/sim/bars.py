@@ -29,20 +29,23 @@ class Bars:
         """Show on ``progress``."""
         self._progress = progress
         self._all = progress.add_task(title, total=float(num_simulations))
-        self._one = progress.add_task("", total=1.0)
+        self._one = progress.add_task("", total=1.0, visible=False)
 
-    def run_all(self, simulator: Simulator, title: str = "") -> list[Result]:
+    def advance(self) -> None:
+        """One more simulation is over."""
+        self._progress.advance(self._all)
+
+    def run_all(self, simulator: Simulator) -> list[Result]:
         """Run all strategies of a simulation."""
         strategies = simulator.config.strategies
         results = []
         for strategy in strategies:
-            name = f"{title}: {strategy.name}" if title else strategy.name
-            results.append(simulator.run(strategy, self._told(name)))
+            results.append(simulator.run(strategy, self._told(strategy.name)))
             self._progress.advance(self._all, 1 / len(strategies))
         return results
 
     def _told(self, name: str) -> Callable[[float], None]:
-        self._progress.reset(self._one, description=name)
+        self._progress.reset(self._one, description=name, visible=True)
 
         def told(share: float) -> None:
             self._progress.update(self._one, completed=share)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from kernelflume.scaler.sim.engine import Engine
     from kernelflume.scaler.sim.events import EventQueue
-    from kernelflume.scaler.sim.sessions import Session
+    from kernelflume.scaler.sim.prefix_cache import PrefixCache
+    from kernelflume.scaler.sim.sessions import Session, Turn
     from kernelflume.scaler.sim.shards import Shard
 
 HEADROOM = 0.01
@@ -33,6 +34,13 @@ class World:
     keeps_kv: bool
     """Between turns."""
     prefill_tokens_per_s: float | None
+    token_bytes: int = 1
+    cache: PrefixCache | None = None
+    fetch_bytes_per_s: float | None = None
+    """Of the cache; None for at once."""
+    prefilled_tokens: int = 0
+    fetched_tokens: int = 0
+    """Of the cache, in place of prefilling them."""
     meter: StepMeter = field(init=False)
     billing: Billing = field(default_factory=Billing)
     timeline: Timeline = field(default_factory=Timeline)
@@ -45,6 +53,10 @@ class World:
     """Of sessions that no engine could ever hold."""
     num_put_aside: int = 0
     """Times that a running session gave way in a full pool."""
+    num_preempted: int = 0
+    """Nodes that their provider took away."""
+    recomputed_tokens: int = 0
+    """Of sessions that gave way or lost their KV: to be prefilled once more."""
     num_moved: int = 0
     """Times that a session moved to another instance."""
     num_waits: int = 0
@@ -52,6 +64,26 @@ class World:
 
     def __post_init__(self) -> None:
         self.meter = StepMeter(self.slo_s)
+
+    def prefill_s(self, session: Session, turn: Turn, context_tokens: int, missing_tokens: int) -> float:
+        """Return how long a context takes to be there, and count what is prefilled and fetched.
+
+        Args:
+            session: whose.
+            turn: whose.
+            context_tokens: of the turn now: more than at its beginning once it has been put aside.
+            missing_tokens: of them that no node holds.
+        """
+        hit = self.cache.hit_tokens(session, turn) if self.cache is not None else 0
+        fetched = min(missing_tokens, max(0, hit - (context_tokens - missing_tokens)))
+        self.fetched_tokens += fetched
+        self.prefilled_tokens += missing_tokens - fetched
+        seconds = 0.0
+        if self.fetch_bytes_per_s:
+            seconds += fetched * self.token_bytes / self.fetch_bytes_per_s
+        if self.prefill_tokens_per_s:
+            seconds += (missing_tokens - fetched) / self.prefill_tokens_per_s
+        return seconds
 
 
 class Cluster(ABC):
@@ -96,8 +128,12 @@ class Cluster(ABC):
         """Handle an event of kind CAPACITY."""
 
     @abstractmethod
-    def on_look(self) -> None:
-        """Look at the pool, as the scaler does from time to time."""
+    def on_look(self) -> float:
+        """Look at the pool, as the scaler does from time to time.
+
+        Returns:
+            A time up to which looks would find nothing else to do, if nothing but growth happens.
+        """
 
     @abstractmethod
     def num_nodes(self) -> int:
@@ -210,6 +246,11 @@ class Cluster(ABC):
             home = self._homes.get(residence.number)
             if home is not None:
                 self.reach(home)
+            moving_s = self.moving_s(residence)
+            if moving_s:
+                del self._waiting[0]
+                self._come_back(residence, moving_s)
+                continue
             placed = self.place(residence)
             if placed is None:
                 break
@@ -221,13 +262,19 @@ class Cluster(ABC):
         for engine in touched.values():
             self.replan(engine)
 
+    def moving_s(self, residence: Residence) -> float:  # noqa: ARG002 - for those that move sessions
+        """Return how long a waiting turn's KV moves before it can be placed; it has left its place then."""
+        return 0.0
+
     def put_aside(self, engine: Engine, residence: Residence) -> None:
         """Let a running session give way: its KV is dropped, and it comes back once it is prefilled again."""
         engine.put_aside(residence)
         self._homes.pop(residence.number, None)
         self.world.num_put_aside += 1
-        residence.num_recomputed += 1
-        self._come_back(residence, residence.context_tokens)
+        self.world.recomputed_tokens += residence.context_tokens
+        context = residence.context_tokens
+        seconds = self.world.prefill_s(residence.session, residence.turn, context, context)
+        self._come_back(residence, seconds)
 
     def evict_idle(self, engine: Engine, *, sparing: int, on: Shard | None = None) -> bool:
         """Drop the KV of the session that has been idle longest; return whether there was one.
@@ -243,10 +290,9 @@ class Cluster(ABC):
                 return True
         return False
 
-    def _come_back(self, residence: Residence, missing_tokens: int) -> None:
-        rate = self.world.prefill_tokens_per_s
-        delay_s = missing_tokens / rate if rate else 0.0
-        number = -residence.num_recomputed  # tells it from the session's own turns
+    def _come_back(self, residence: Residence, delay_s: float) -> None:
+        residence.num_returns += 1
+        number = -residence.num_returns  # tells it from the session's own turns
         self._returning[residence.number] = residence
         self.world.queue.add(Event(self.now_s + delay_s, EventKind.ARRIVAL, residence.number, number))
 
@@ -274,6 +320,8 @@ class Cluster(ABC):
             seconds = (engine.clock_s - residence.asked_at_s) / turn.output_tokens
             self.world.turns.add(seconds, turn.output_tokens)
             self.world.num_turns += 1
+            if self.world.cache is not None:
+                self.world.cache.store(residence.session, turn)
             if seconds <= self.world.slo_s:
                 self.world.num_tokens_within += turn.output_tokens
             residence.idle_since_s = engine.clock_s

@@ -60,10 +60,9 @@ class SimulationConfig(Section):
         names = [strategy.name for strategy in self.strategies]
         if len(set(names)) < len(names):
             raise ValueError("two strategies have one name")
+        flumes = [strategy for strategy in self.strategies if isinstance(strategy, KernelFlume)]
         wanted = {self.hardware} | {
-            strategy.attention_hardware
-            for strategy in self.strategies
-            if isinstance(strategy, KernelFlume) and strategy.attention_hardware
+            strategy.attention_price or strategy.attention_hardware or self.hardware for strategy in flumes
         }
         if missing := sorted(wanted - self.prices.keys()):
             raise ValueError(f"prices: none for {', '.join(missing)}")

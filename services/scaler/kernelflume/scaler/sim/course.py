@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.events import Event, EventKind
+from kernelflume.scaler.sim.next_look import tick_at_or_after, tick_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,12 @@ class Course:
         """Session and turn of those that are counted before they ask."""
         self._ready: deque[tuple[Session, int]] = deque()
         """Turns whose client has returned, and which are too many."""
+        self._look_s: float | None = None
+        self._tick: int | None = None
+        """Number of the scaler's next look; looks of other numbers that are due are void."""
+        self._due: set[int] = set()
+        self._looked = 0
+        """Number of the latest look."""
         self._num_over = 0
         self._end_s = 0.0
 
@@ -56,18 +63,20 @@ class Course:
         world, cluster = self._world, self._cluster
         cluster.start()
         self._begin()
-        if look_s is not None:
-            world.queue.add(Event(look_s, EventKind.LOOK, 0))
+        self._look_s = look_s
+        self._arm(1)
         num_sessions = len(self._demand.sessions)
         least_s = self._workload.least_duration_s
         told = 0
         while self._num_over < num_sessions or (look_s is not None and world.queue.now_s < least_s):
             event = world.queue.pop()
+            if event is None and self._num_over == num_sessions:
+                break
             if event is None:
                 raise ConfigurationError(
                     f"{num_sessions - self._num_over} sessions can never run: no event is due any more"
                 )
-            self._handle(event, look_s)
+            self._handle(event)
             if progress is not None and self._num_over > told:
                 told = self._num_over
                 progress(told / num_sessions)
@@ -98,7 +107,9 @@ class Course:
     def _counts_turns(self) -> bool:
         return self._demand.admits == "turns" and self._demand.concurrency is not None
 
-    def _handle(self, event: Event, look_s: float | None) -> None:
+    def _handle(self, event: Event) -> None:
+        if event.kind is not EventKind.LOOK and self._look_s is not None:
+            self._arm(tick_at_or_after(event.time_s, self._look_s))
         match event.kind:
             case EventKind.ENGINE:
                 self._cluster.on_engine(event)
@@ -108,9 +119,23 @@ class Course:
                 self._cluster.on_return(event)
             case EventKind.ARRIVAL:
                 self._on_arrival(self._demand.sessions[event.subject], event.number, event.time_s)
+            case EventKind.LOOK if event.number != self._tick or self._look_s is None:
+                self._due.discard(event.number)
             case EventKind.LOOK:
-                self._cluster.on_look()
-                self._world.queue.add(Event(event.time_s + (look_s or 1.0), EventKind.LOOK, 0))
+                self._due.discard(event.number)
+                self._tick, self._looked = None, event.number
+                quiet_until_s = self._cluster.on_look()
+                self._arm(tick_before(quiet_until_s, self._look_s))
+
+    def _arm(self, tick: int) -> None:
+        """Let the scaler look at a tick of its grid, unless it does so before."""
+        tick = max(tick, self._looked + 1)
+        if self._look_s is None or (self._tick is not None and self._tick <= tick):
+            return
+        self._tick = tick
+        if tick not in self._due:
+            self._due.add(tick)
+            self._world.queue.add(Event(tick * self._look_s, EventKind.LOOK, 0, tick))
 
     def _on_arrival(self, session: Session, turn_index: int, at_s: float) -> None:
         if self._counts_turns and (session.number, turn_index) not in self._granted:
@@ -123,9 +148,9 @@ class Course:
 
     def _ask(self, session: Session, turn_index: int, at_s: float) -> None:
         """Let a turn ask once its prompt is prefilled."""
-        rate = self._world.prefill_tokens_per_s
-        if rate:
-            at_s += self._cluster.missing_tokens(session, turn_index) / rate
+        turn = session.turns[turn_index]
+        missing = self._cluster.missing_tokens(session, turn_index)
+        at_s += self._world.prefill_s(session, turn, turn.context_tokens, missing)
         self._world.queue.add(Event(at_s, EventKind.ARRIVAL, session.number, turn_index))
 
     def _turn_over(self, residence: Residence, at_s: float) -> bool:

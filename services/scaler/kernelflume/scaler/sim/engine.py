@@ -201,6 +201,19 @@ class Engine:
         self._seal(residence)
         self._set_tail(residence, tail)
 
+    def move_part(self, residence: Residence, source: Shard, added: Mapping[Shard, int]) -> None:
+        """Let other shards, which have copies, stand for a session's tokens on one; it appends elsewhere."""
+        tokens = residence.parts.pop(source, 0)
+        source.residents.pop(residence.number, None)
+        is_read = residence.number in self.running
+        for shard, count in [(source, -tokens), *added.items()]:
+            shard.settle(self.step)
+            shard.base_held += count
+            shard.base_read += count if is_read else 0
+            if count > 0:
+                residence.parts[shard] = residence.parts.get(shard, 0) + count
+                shard.residents[residence.number] = residence
+
     def finished(self) -> list[Residence]:
         """Return the sessions whose turn is over now, by number; they run no more, their KV stays."""
         over: list[Residence] = []

@@ -10,6 +10,7 @@ from kernelflume.scaler.sim.cluster import HEADROOM, Cluster
 from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind
 from kernelflume.scaler.sim.shards import Shard
+from kernelflume.scaler.sizing import FOREVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ class InstanceKind:
     """CP."""
     gpus_per_rank: int
     rank_capacity_tokens: int
+    token_bytes: int
     steps: StepModel
 
     @property
@@ -68,6 +70,10 @@ class InstanceCluster(Cluster):
         """Engine number -> bill."""
         self._starting: set[int] = set()
         self._num_engines = 0
+        self._leaving: set[int] = set()
+        """Engines that take no more turns."""
+        self._spare_since_s: float | None = None
+        """Since when the others would hold what the emptiest instance does."""
         self._idle_marks: dict[int, int] = {}
         """Engine number -> the newest check of its idleness."""
 
@@ -76,7 +82,7 @@ class InstanceCluster(Cluster):
         for _ in range(self._rules.num_instances):
             number = self._next_number()
             self._bill(number)
-            self._open(number)
+            self._begin(number)
         self.sample()
 
     def most_tokens(self) -> int:
@@ -90,11 +96,11 @@ class InstanceCluster(Cluster):
     def place(self, residence: Residence) -> tuple[Engine, Mapping[Shard, int], Shard] | None:
         """Choose an instance with room: the one that keeps its KV, else by the rule of placement."""
         home = self._homes.get(residence.number)
-        if home is not None and residence.number in home.idle and self._fits(home, residence):
+        if home is not None and self._can_stay(home, residence):
             return self._on(home, residence)
         sign = -1 if self._rules.placement == "emptiest" else 1
         order = sorted(
-            (engine for engine in self.engines.values() if engine is not home),
+            (engine for engine in self._taking() if engine is not home),
             key=lambda engine: (sign * engine.shards[0].room(engine.step), engine.number),
         )
         for engine in order:
@@ -105,6 +111,21 @@ class InstanceCluster(Cluster):
                     self._forget(home, residence)
                 return self._on(engine, residence)
         return None
+
+    def moving_s(self, residence: Residence) -> float:
+        """Let KV that cannot stay where it is move to where there is room, where that takes time."""
+        rate, home = self._move_bytes_per_s(), self._homes.get(residence.number)
+        if rate is None or home is None or self._can_stay(home, residence):
+            return 0.0
+        others = [engine for engine in self._taking() if engine is not home]
+        for engine in others:
+            self.reach(engine)
+        if not any(self._fits(engine, residence) for engine in others):
+            return 0.0
+        seconds = residence.held(0) * self._kind.token_bytes / rate
+        self.world.num_moved += 1
+        self._forget(home, residence)
+        return seconds
 
     def make_room(self, engine: Engine) -> None:
         """Evict idle sessions, then move or put aside the newest, until every tail has room."""
@@ -121,6 +142,12 @@ class InstanceCluster(Cluster):
         rules = self._rules.elasticity
         if rules is None:
             return
+        if self._leaving:
+            # What was to end is needed again: that is faster than a start.
+            self._leaving.discard(min(self._leaving))
+            self.changed("resumed")
+            self._admit()
+            return
         wanted = math.ceil(self.waiting_tokens() / self._kind.capacity_tokens)
         self._start_more(max(1, wanted) - len(self._starting), "no_room")
 
@@ -131,7 +158,7 @@ class InstanceCluster(Cluster):
             rules = self._rules.elasticity
             if rules is not None and not rules.bills_startup:
                 self._bill(event.subject)
-            self._open(event.subject)
+            self._begin(event.subject)
             self.changed("started")
             self._admit()
             self._mark_idle(event.subject)
@@ -141,22 +168,63 @@ class InstanceCluster(Cluster):
             return
         self._stop_if_idle(engine)
 
-    def on_look(self) -> None:
-        """Start one more where held KV exceeds the share that triggers it."""
+    def on_look(self) -> float:
+        """Start one more where KV or steps exceed what triggers it; let one leave that is not needed."""
         rules = self._rules.elasticity
-        if rules is None or rules.trigger_utilisation is None or self._starting:
-            return
-        for engine in self.engines.values():
+        if rules is None or not rules.needs_looks:
+            return FOREVER_S
+        for engine in list(self.engines.values()):
             self.reach(engine)
-        capacity = sum(engine.capacity_tokens for engine in self.engines.values())
+        for number in sorted(self._leaving):
+            self._stop_if_done(self.engines[number])
+        capacity = sum(engine.capacity_tokens for engine in self._taking())
         held = sum(engine.held_tokens for engine in self.engines.values())
-        if held > rules.trigger_utilisation * capacity:
-            self._start_more(1, "utilisation")
+        slowest_s = max((engine.step_s() for engine in self.engines.values()), default=0.0)
+        if not self._starting:
+            if rules.trigger_utilisation is not None and held > rules.trigger_utilisation * capacity:
+                self._start_more(1, "utilisation")
+            elif rules.trigger_step_s is not None and slowest_s > rules.trigger_step_s:
+                self._start_more(1, "step_time")
+        if rules.scale_in_utilisation is not None:
+            self._let_leave(held, capacity, rules)
+        return self.now_s
+
+    def _let_leave(self, held: int, capacity: int, rules: Instances) -> None:
+        """Let the emptiest instance take no more turns once the others would have done for long enough."""
+        left = capacity - self._kind.capacity_tokens
+        spare = len(self._taking()) > rules.minimum_instances and not self._starting and not self._waiting
+        if not spare or held > (rules.scale_in_utilisation or 1.0) * left:
+            self._spare_since_s = None
+            return
+        if self._spare_since_s is None:
+            self._spare_since_s = self.now_s
+        if self.now_s - self._spare_since_s < rules.scale_in_idle_s:
+            return
+        self._spare_since_s = None
+        emptiest = min(self._taking(), key=lambda engine: (engine.held_tokens, -engine.number))
+        self._leaving.add(emptiest.number)
+        self.changed("leaving")
+        self._stop_if_done(emptiest)
 
     def on_released(self, engine: Engine) -> None:
-        """Begin to count the time that an instance is empty."""
-        if engine.number in self.engines:
+        """Begin to count the time that an instance is empty; one that leaves ends at once."""
+        if engine.number in self._leaving:
+            self._stop_if_done(engine)
+        elif engine.number in self.engines:
             self._mark_idle(engine.number)
+
+    def _taking(self) -> list[Engine]:
+        """Return the instances that take turns."""
+        return [engine for engine in self.engines.values() if engine.number not in self._leaving]
+
+    def _can_stay(self, home: Engine, residence: Residence) -> bool:
+        stays = residence.number in home.idle and home.number not in self._leaving
+        return stays and self._fits(home, residence)
+
+    def _move_bytes_per_s(self) -> float | None:
+        rules = self._rules.elasticity
+        rate = rules.migration_gb_per_s if rules is not None else None
+        return rate * 1e9 if rate is not None else None
 
     def _fits(self, engine: Engine, residence: Residence) -> bool:
         if self._rules.admission == "peak":
@@ -181,16 +249,22 @@ class InstanceCluster(Cluster):
 
     def _move(self, engine: Engine, residence: Residence) -> bool:
         """Move a running session to another instance with room."""
-        for other in list(self.engines.values()):
+        for other in self._taking():
             if other is engine:
                 continue
             self.reach(other)
             needed = residence.held(engine.step) + int(HEADROOM * other.capacity_tokens)
             if other.shards[0].room(other.step) >= needed:
+                tokens = residence.held(engine.step)
                 engine.put_aside(residence)
+                self.world.num_moved += 1
+                rate = self._move_bytes_per_s()
+                if rate is not None:
+                    self._homes.pop(residence.number, None)
+                    self._come_back(residence, tokens * self._kind.token_bytes / rate)
+                    return True
                 other.join(residence, {other.shards[0]: residence.context_tokens}, other.shards[0])
                 self._homes[residence.number] = other
-                self.world.num_moved += 1
                 self.replan(other)
                 return True
         return False
@@ -216,7 +290,7 @@ class InstanceCluster(Cluster):
         num_gpus = self._kind.num_ranks * self._kind.gpus_per_rank
         self._bills[number] = self.world.billing.begin(self._kind.hardware, num_gpus, self.now_s)
 
-    def _open(self, number: int) -> None:
+    def _begin(self, number: int) -> None:
         engine = Engine(number, self._kind.steps, self.world.meter)
         engine.clock_s = self.now_s
         capacity = self._kind.capacity_tokens
@@ -238,6 +312,21 @@ class InstanceCluster(Cluster):
             return
         if len(self.engines) <= rules.minimum_instances:
             return
+        self._stop(engine, "idle")
+
+    def _stop_if_done(self, engine: Engine) -> None:
+        """End an instance that leaves, once it runs nothing: what its idle sessions hold goes with it."""
+        if engine.running or engine.number not in self.engines:
+            return
+        if engine.idle and self._move_bytes_per_s() is not None:
+            return  # their next turns fetch it
+        self._leaving.discard(engine.number)
+        for residence in list(engine.idle.values()):
+            engine.drop(residence)
+            self._homes.pop(residence.number, None)
+        self._stop(engine, "left")
+
+    def _stop(self, engine: Engine, reason: str) -> None:
         self.world.billing.end(self._bills.pop(engine.number), self.now_s)
         del self.engines[engine.number]
-        self.changed("idle")
+        self.changed(reason)

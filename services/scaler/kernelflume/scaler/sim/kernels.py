@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kernelflume.scaler.sim.kernel_tables import AllReduceTable, AttentionTable, GemmTable, ScanLine
@@ -24,6 +25,12 @@ SMALL_KERNEL_S = 2.6e-6
 """Of a kernel with next to nothing to do: H100 2.6 us, A100 2.8, L40S 2.1 for the smallest products."""
 ALL_REDUCE_START_S = 5e-6
 """Of an all-reduce of next to nothing: 4 us for 2 H100, a little more for 8."""
+
+
+@lru_cache(maxsize=64)
+def kernels_of(hardware: Hardware, tables: Path | None, weight_dtype_bytes: float) -> Kernels:
+    """Return the kernels of a kind of GPU; the tables are read once, as they do not change."""
+    return Kernels(hardware, tables=tables, weight_dtype_bytes=weight_dtype_bytes)
 
 
 class Kernels:

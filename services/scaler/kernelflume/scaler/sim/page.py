@@ -64,7 +64,7 @@ def sweep_page(fields: Mapping[str, Any], swept: Sequence[Swept], plots: Mapping
         swept: all combinations.
         plots: SVG by name, as ``plots.draw_costs`` gives them; none where they cannot be drawn.
     """
-    names = list(fields["sweep"])
+    names = list(swept[0].chosen)
     rows = [(*map(str, one.chosen.values()), *row) for one in swept for row in one.rows]
     return _template().render(
         title=f"{fields['name']}: sweep",

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+_SESSION_BLOCK_TOKENS = 64
+
 
 def read_trace(path: Path, kind: str) -> tuple[Session, ...]:
     """Return the sessions of a trace in the order of the file.
@@ -44,7 +46,12 @@ def _sessions(lines: Iterable[str]) -> Iterator[Session]:
     number = 0
     for line in lines:
         turns = tuple(
-            Turn(max(1, request["in"]), request["out"], float(request.get("think_time", 0.0)))
+            Turn(
+                max(1, request["in"]),
+                request["out"],
+                float(request.get("think_time", 0.0)),
+                reused_tokens=_reused(request),
+            )
             for request in json.loads(line)["requests"]
             if "in" in request and request["out"] > 0
         )
@@ -53,9 +60,22 @@ def _sessions(lines: Iterable[str]) -> Iterator[Session]:
             number += 1
 
 
+def _reused(request: dict[str, Any]) -> int | None:
+    """Return the tokens of the leading blocks that the session has had before, where the trace says."""
+    if "hit_blocks" not in request:
+        return None
+    return min(max(1, int(request["in"])), int(request["hit_blocks"]) * _SESSION_BLOCK_TOKENS)
+
+
 def _mooncake(lines: Iterable[str]) -> Iterator[Session]:
     rows = (json.loads(line) for line in lines)
-    yield from _single((row["timestamp"] / 1e3, row["input_length"], row["output_length"]) for row in rows)
+    number = 0
+    for row in rows:
+        if row["output_length"] > 0:
+            blocks = tuple(row.get("hash_ids", ()))
+            turn = Turn(max(1, row["input_length"]), row["output_length"], blocks=blocks)
+            yield Session(number, (turn,), row["timestamp"] / 1e3)
+            number += 1
 
 
 def _azure(lines: Iterable[str]) -> Iterator[Session]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from kernelflume.scaler.sim.plots import Point, points_of
+from kernelflume.scaler.sim.sweep import spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ class Swept:
     """One combination of a sweep; timelines are not kept."""
 
     chosen: dict[str, Any]
+    """Its settings, each by itself."""
     facts: dict[str, Any]
     rows: tuple[tuple[str, ...], ...]
     """Cells of the table."""
@@ -42,14 +44,20 @@ class Swept:
 
 def words_of(chosen: Mapping[str, Any]) -> str:
     """Return the settings of a combination in words."""
-    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in chosen.items())
+    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in spread(chosen).items())
 
 
-def swept_of(chosen: dict[str, Any], simulator: Simulator, results: Sequence[Result]) -> Swept:
-    """Keep what a sweep shows of one combination."""
+def swept_of(chosen: dict[str, Any], facts: dict[str, Any], results: Sequence[Result]) -> Swept:
+    """Keep what a sweep shows of one combination.
+
+    Args:
+        chosen: its settings.
+        facts: what ``describe`` says of it.
+        results: of its strategies.
+    """
     return Swept(
-        chosen=chosen,
-        facts=describe(simulator),
+        chosen=spread(chosen),
+        facts=facts,
         rows=tuple(cells(result) for result in results),
         results=tuple(fields_of(result) for result in results),
         points=tuple(points_of(results, words_of(chosen))),

@@ -37,6 +37,13 @@ class Result:
     num_waits: int
     num_put_aside: int
     num_moved: int
+    num_preempted: int
+    prefilled_tokens: int
+    """Computed elsewhere before turns could be decoded, those once more included."""
+    fetched_tokens: int
+    """Found in the prefix cache instead."""
+    recomputed_tokens: int
+    """Contexts of sessions that were put aside, prefilled once more."""
     num_changes: int
     most_gpus: int
     gpu_hours: dict[str, float]
@@ -45,11 +52,29 @@ class Result:
     timeline: Timeline
 
 
-def summarize(name: str, layout: str, world: World, *, end_s: float, prices: Mapping[str, Price]) -> Result:
-    """Sum up a simulation that has ended, all bills closed."""
+def summarize(
+    name: str,
+    layout: str,
+    world: World,
+    *,
+    end_s: float,
+    prices: Mapping[str, Price],
+    other_usd_per_hour: float = 0.0,
+) -> Result:
+    """Sum up a simulation that has ended, all bills closed.
+
+    Args:
+        name: of the strategy.
+        layout: for people.
+        world: what was measured.
+        end_s: when it ended.
+        prices: of GPUs, by name.
+        other_usd_per_hour: what else is paid all the time: the prefix cache.
+    """
     meter, turns = world.meter, world.turns
     gpu_hours = world.billing.gpu_hours()
     cost = sum(hours * prices[hardware].usd_per_gpu_hour for hardware, hours in gpu_hours.items())
+    cost += other_usd_per_hour * end_s / 3600
     asked = turns.total + world.refused_tokens
     return Result(
         strategy=name,
@@ -68,6 +93,10 @@ def summarize(name: str, layout: str, world: World, *, end_s: float, prices: Map
         num_waits=world.num_waits,
         num_put_aside=world.num_put_aside,
         num_moved=world.num_moved,
+        num_preempted=world.num_preempted,
+        prefilled_tokens=world.prefilled_tokens,
+        fetched_tokens=world.fetched_tokens,
+        recomputed_tokens=world.recomputed_tokens,
         num_changes=world.timeline.num_changes,
         most_gpus=world.billing.most_gpus,
         gpu_hours=gpu_hours,

@@ -14,6 +14,16 @@ class Turn:
     output_tokens: int
     think_s: float = 0.0
     """Seconds that the client waits before it, counted from the end of the turn before."""
+    reused_tokens: int | None = None
+    """Leading tokens that earlier turns of the session had as well; None: as many as those held."""
+    blocks: tuple[int, ...] = ()
+    """What the context consists of, where other sessions may begin with the same: names of its blocks."""
+    block_tokens: int = 512
+
+    @property
+    def reusable_tokens(self) -> int:
+        """Leading tokens that may have been computed before."""
+        return self.context_tokens if self.reused_tokens is None else self.reused_tokens
 
     @property
     def peak_tokens(self) -> int:

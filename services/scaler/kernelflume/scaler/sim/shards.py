@@ -21,6 +21,8 @@ class Shard:
     """Ranks that its tokens lie on evenly."""
     accepts: bool = True
     """Takes new ranges; false while it drains."""
+    is_doomed: bool = False
+    """Will be taken away, whatever it holds: it cannot be resumed."""
     tails: dict[int, Residence] = field(default_factory=dict)
     """Running sessions that append here, by number."""
     residents: dict[int, Residence] = field(default_factory=dict)
@@ -71,7 +73,8 @@ class Residence:
     joined: int = 0
     """Order of joining its engine: the newest gives way first."""
     idle_since_s: float = 0.0
-    num_recomputed: int = 0
+    num_returns: int = 0
+    """Times that it was put aside or moved."""
 
     @property
     def turn(self) -> Turn:

@@ -6,12 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster, PoolKind
+from kernelflume.scaler.sim.attention_nodes import PoolKind
+from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
 from kernelflume.scaler.sim.cluster import World
 from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.events import EventQueue
 from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
-from kernelflume.scaler.sim.kernels import Kernels
+from kernelflume.scaler.sim.kernels import kernels_of
+from kernelflume.scaler.sim.prefix_cache import PrefixCache
 from kernelflume.scaler.sim.profiles import load_hardware, load_model
 from kernelflume.scaler.sim.result import summarize
 from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from kernelflume.scaler.sim.cluster import Cluster
     from kernelflume.scaler.sim.config import SimulationConfig
+    from kernelflume.scaler.sim.kernels import Kernels
     from kernelflume.scaler.sim.profiles import Hardware
     from kernelflume.scaler.sim.result import Result
     from kernelflume.scaler.sim.shards import Residence
@@ -61,6 +64,7 @@ class Simulator:
             overhead_s=config.step_overhead_s,
         )
         weights = self.model.weight_bytes(config.weight_dtype_bytes) / config.tensor_parallel
+        self.weight_bytes = weights
         if weights + config.reserve_gb * 1e9 > self.hardware.memory_bytes:
             raise ConfigurationError(
                 f"{self.model.name} takes {weights / 1e9:.1f} GB of each {self.hardware.name}: "
@@ -87,10 +91,10 @@ class Simulator:
                     admission=strategy.admission,
                     placement=strategy.placement,
                     migrates=strategy.migrates,
-                    elasticity=strategy,
+                    elasticity=self._with_loading(strategy),
                     num_instances=strategy.minimum_instances,
                 )
-                looks_s = 1.0 if strategy.trigger_utilisation is not None else None
+                looks_s = 1.0 if strategy.needs_looks else None
                 layout = f"instances of CP {strategy.ranks_per_instance}"
                 return self._run(
                     strategy.name,
@@ -103,11 +107,18 @@ class Simulator:
                 pool = self.pool_kind(strategy)
                 return self._run(
                     strategy.name,
-                    f"1 W ({self.config.hardware}) + A ({pool.attention_hardware})",
+                    f"{strategy.weight_nodes} W ({self.config.hardware}) + A ({pool.attention_price})",
                     lambda world, over: AttentionPoolCluster(world, over, pool),
                     strategy.look_s,
                     progress,
                 )
+
+    def _with_loading(self, strategy: Instances) -> Instances:
+        """Return the strategy with the time to load weights as part of its start-up."""
+        if strategy.load_gb_per_s is None:
+            return strategy
+        loading_s = self.weight_bytes / (strategy.load_gb_per_s * 1e9)
+        return strategy.model_copy(update={"startup_s": strategy.startup_s + loading_s})
 
     def pool_kind(self, strategy: KernelFlume) -> PoolKind:
         """Return what a KernelFlume strategy's nodes are."""
@@ -127,20 +138,27 @@ class Simulator:
                 weight_exchange_s=_WEIGHT_EXCHANGE_S,
             ),
             microbatches=strategy.microbatches,
+            weight_nodes=strategy.weight_nodes,
+            replicas=strategy.replicas,
         )
         policy = strategy.policy
         if policy.tpot_slo_s is None:
             policy = policy.model_copy(update={"tpot_slo_s": config.tpot_slo_s})
         if "microbatches" not in policy.model_fields_set:
             policy = policy.model_copy(update={"microbatches": strategy.microbatches})
+        if policy.minimum_nodes < strategy.replicas:
+            policy = policy.model_copy(update={"minimum_nodes": strategy.replicas})
+        if policy.most_nodes < policy.minimum_nodes:
+            raise ConfigurationError(f"{strategy.name}: {strategy.replicas} replicas need as many nodes")
         return PoolKind(
             weight_hardware=config.hardware,
-            weight_gpus=config.tensor_parallel,
-            attention_hardware=name,
+            weight_gpus=strategy.weight_nodes * config.tensor_parallel,
+            attention_price=strategy.attention_price or name,
             attention_gpus=strategy.attention_gpus,
             node_capacity_tokens=self._tokens(
                 strategy.attention_gpus * (hardware.memory_bytes - config.reserve_gb * 1e9)
-            ),
+            )
+            // strategy.replicas,
             token_bytes=self.model.token_bytes,
             steps=steps,
             profile=steps.profile(rows=self._rows, prewarm_s=strategy.prewarm_s),
@@ -148,6 +166,10 @@ class Simulator:
             prewarm_s=strategy.prewarm_s,
             look_s=strategy.look_s,
             spread_tokens=strategy.spread_tokens,
+            packs=strategy.placement == "pack",
+            replicas=strategy.replicas,
+            spot=strategy.spot,
+            seed=config.seed,
         )
 
     def kv_demand(self) -> tuple[float, int]:
@@ -163,6 +185,7 @@ class Simulator:
             num_ranks=1,
             gpus_per_rank=0,
             rank_capacity_tokens=2 * capacity,
+            token_bytes=self.model.token_bytes,
             steps=unbounded,
         )
         rules = InstanceRules(
@@ -236,14 +259,27 @@ class Simulator:
             slo_s=self.config.tpot_slo_s,
             keeps_kv=workload.keep_between_turns,
             prefill_tokens_per_s=workload.prefill_tokens_per_s,
+            token_bytes=self.model.token_bytes,
         )
+        other_usd_per_hour, cache = 0.0, workload.prefix_cache
+        if cache is not None:
+            world.cache = PrefixCache(self._tokens(cache.capacity_gb * 1e9))
+            world.fetch_bytes_per_s = cache.fetch_gb_per_s * 1e9 if cache.fetch_gb_per_s else None
+            other_usd_per_hour = cache.capacity_gb * cache.usd_per_gb_hour
         course = Course(self.demand, workload, world, build)
         end_s = course.run(look_s, progress)
         world.billing.end_all(end_s)
-        return summarize(name, layout, world, end_s=end_s, prices=self.config.prices)
+        return summarize(
+            name,
+            layout,
+            world,
+            end_s=end_s,
+            prices=self.config.prices,
+            other_usd_per_hour=other_usd_per_hour,
+        )
 
     def _kernels(self, hardware: Hardware) -> Kernels:
-        return Kernels(hardware, tables=self._tables, weight_dtype_bytes=self.config.weight_dtype_bytes)
+        return kernels_of(hardware, self._tables, self.config.weight_dtype_bytes)
 
     def _instance_kind(self, num_ranks: int, merge_latency_s: float = 0.0) -> InstanceKind:
         return InstanceKind(
@@ -251,6 +287,7 @@ class Simulator:
             num_ranks=num_ranks,
             gpus_per_rank=self.config.tensor_parallel,
             rank_capacity_tokens=self.rank_capacity_tokens,
+            token_bytes=self.model.token_bytes,
             steps=InstanceSteps(
                 self._rank, num_ranks=num_ranks, link=self.config.link, merge_latency_s=merge_latency_s
             ),

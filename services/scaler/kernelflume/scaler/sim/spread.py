@@ -38,6 +38,20 @@ def level_out(room: Mapping[Shard, int], tokens: int) -> dict[Shard, int]:
     return added
 
 
+def fill_in_order(room: Mapping[Shard, int], tokens: int) -> dict[Shard, int]:
+    """Put tokens on as few shards as can be, the oldest first, so that the newest may be drained.
+
+    Args:
+        room: tokens that each shard takes; together at least ``tokens``.
+        tokens: to be placed.
+    """
+    added = dict.fromkeys(room, 0)
+    for shard in sorted(room, key=lambda one: one.number):
+        added[shard] = min(room[shard], tokens)
+        tokens -= added[shard]
+    return added
+
+
 def roomiest(shards: Sequence[Shard], room: Mapping[Shard, int]) -> Shard | None:
     """Return the shard with the most room for one more tail, or None where none has room for a step."""
     able = [shard for shard in shards if room[shard] > len(shard.tails)]

@@ -159,17 +159,23 @@ class DisaggregatedSteps:
         attention_gpus: int,
         exchange: Exchange,
         microbatches: Sequence[int],
+        weight_nodes: int = 1,
+        replicas: int = 1,
     ) -> None:
         """Build the model.
 
         Args:
-            rank: the weight node.
+            rank: a weight node.
             attention: kernels of attention nodes.
             attention_gpus: GPUs of one attention node, which divide the heads.
             exchange: what lies between.
-            microbatches: numbers to choose from.
+            microbatches: numbers to choose from, of each weight node.
+            weight_nodes: that share the batch evenly, and the attention nodes.
+            replicas: attention nodes that each new key and value goes to.
         """
         self._rank = rank
+        self._weight_nodes = weight_nodes
+        self._replicas = replicas
         self._attention = attention
         self._attention_gpus = attention_gpus
         self._exchange = exchange
@@ -185,18 +191,24 @@ class DisaggregatedSteps:
         )
 
     def step_in_s(self, rows: int, most_read_tokens: float, num_shards: int, count: int) -> float:
-        """Return T_step in ``count`` microbatches."""
-        model = self._rank.model
-        weight_s, scan, exchange_s = self._stage(rows / count, num_shards)
-        layer_bytes = most_read_tokens * model.token_bytes / (model.num_layers * count * self._attention_gpus)
+        """Return T_step in ``count`` microbatches of each weight node."""
+        model, num_parts = self._rank.model, count * self._weight_nodes
+        weight_s, scan, exchange_s = self._stage(rows / num_parts, num_shards)
+        layer_bytes = (
+            most_read_tokens * model.token_bytes / (model.num_layers * num_parts * self._attention_gpus)
+        )
         stages = StageTimes(
             weight_s=weight_s,
             attention_s=scan.start_s + layer_bytes / scan.bytes_per_s,
             exchange_s=exchange_s,
             weight_exchange_s=self._exchange.weight_exchange_s,
         )
-        overhead_s = self._rank.times(rows).overhead_s
-        return pipeline.step_s(stages, count, num_layers=model.num_layers, overhead_s=overhead_s)
+        overhead_s = self._rank.times(rows / self._weight_nodes).overhead_s
+        alone_s = pipeline.step_s(stages, count, num_layers=model.num_layers, overhead_s=overhead_s)
+        if self._weight_nodes == 1:
+            return alone_s
+        # Attention nodes serve the parts of all weight nodes one after another: they may set the pace.
+        return max(alone_s, overhead_s + model.num_layers * num_parts * stages.attention_s + weight_s)
 
     def profile(self, *, rows: int, prewarm_s: float) -> PerformanceProfile:
         """Return the same figures in the form that the live policy reads.
@@ -205,8 +217,10 @@ class DisaggregatedSteps:
             rows: for which the attention bandwidth is given, as the profile has one figure for it.
             prewarm_s: T_prewarm.
         """
-        times = {count: self._rank.times(count) for count in _PROFILE_ROWS}
-        stages = {count: self._stage(count, 1) for count in _PROFILE_ROWS}
+        # By the rows of all weight nodes, which is what the policy sees of them.
+        parts = self._weight_nodes
+        times = {count: self._rank.times(count / parts) for count in _PROFILE_ROWS}
+        stages = {count: self._stage(count / parts, 1) for count in _PROFILE_ROWS}
 
         def curve(name: str) -> Curve:
             return Curve(tuple((float(count), getattr(times[count], name)) for count in _PROFILE_ROWS))
@@ -224,7 +238,7 @@ class DisaggregatedSteps:
                     for count, (_, scan, exchange_s) in stages.items()
                 )
             ),
-            attention_bytes_per_s=self._attention_gpus * self._stage(rows, 1)[1].bytes_per_s,
+            attention_bytes_per_s=self._attention_gpus * self._stage(rows / parts, 1)[1].bytes_per_s,
             prewarm_s=prewarm_s,
         )
 
@@ -235,7 +249,11 @@ class DisaggregatedSteps:
             model, exchange, times = self._rank.model, self._exchange, self._rank.times(rows)
             # Queries go to every node and partial results come back, the log-sum-exp with them.
             row_bytes = model.num_query_heads * (4 * model.head_dim + 4)
-            exchange_s = exchange.latency_s + num_shards * rows * row_bytes / exchange.bytes_per_s
+            # The first copy of a row's key and value goes while attention runs; others come on top.
+            copies_bytes = (self._replicas - 1) * 4 * model.num_kv_heads * model.head_dim
+            exchange_s = (
+                exchange.latency_s + (num_shards * row_bytes + copies_bytes) * rows / exchange.bytes_per_s
+            )
             if exchange.query_first:
                 exchange_s -= times.kv_projection_s
             self._cache[key] = (

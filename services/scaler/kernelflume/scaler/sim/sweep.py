@@ -44,6 +44,15 @@ def combinations(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Si
         yield chosen, config_of(changed)
 
 
+def spread(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a combination one by one, those that change together as well."""
+    each: dict[str, Any] = {}
+    for names, values in chosen.items():
+        several = [name.strip() for name in names.split(",")]
+        each.update(zip(several, values, strict=True) if len(several) > 1 else [(names, values)])
+    return each
+
+
 def set_setting(fields: dict[str, Any], name: str, value: Any) -> None:
     """Change a dotted setting of a configuration in place.
 

@@ -105,6 +105,18 @@ Arrivals = Annotated[
 ]
 
 
+class CacheSettings(Section):
+    """A pool that keeps KV after its turn, outside of the nodes: least recently used goes first."""
+
+    capacity_gb: Positive
+    fetch_gb_per_s: Positive | None = None
+    """How fast what it has comes to the nodes; unset: at once."""
+    usd_per_gb_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Paid for all of its capacity from beginning to end."""
+    source: Annotated[str, Field(min_length=1)]
+    """Where the price is from."""
+
+
 class Workload(Section):
     """What is decoded, and when."""
 
@@ -116,5 +128,7 @@ class Workload(Section):
     """Wait between turns as the trace says; false lets turns follow at once."""
     prefill_tokens_per_s: Positive | None = None
     """How fast tokens that are not held yet become KV, elsewhere and not billed; unset: at once."""
+    prefix_cache: CacheSettings | None = None
+    """Where turns find what others have computed; unset: nothing is found but what nodes still hold."""
     least_duration_s: Seconds = 0.0
     """Bill at least so long, whatever the workload."""
