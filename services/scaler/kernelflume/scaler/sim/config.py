@@ -54,6 +54,8 @@ class SimulationConfig(Section):
     strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)]
     sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     """For `sim sweep`: dotted settings and their values; each combination is run. Strategies go by name."""
+    vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """For `sim sweep`: settings of which one at a time takes each of its values; first of all none does."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ _MOST_RUNS = 10_000
 
 
 def combinations(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
-    """Yield each combination of the section `sweep`, as its settings and the configuration with them.
+    """Yield each combination of the sections `sweep` and `vary`: its settings and configuration.
 
     A setting is dotted: ``workload.source.dynamics``; in ``strategies`` a strategy goes by its name. Several
     that change together are named with commas between them, and each of their values is a list.
@@ -27,18 +28,18 @@ def combinations(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Si
         ConfigurationError: there is nothing to sweep, too much, or a combination is no good.
     """
     base = config_of(fields)
-    grid = base.sweep
-    if not grid or not all(grid.values()):
+    grid, alone = base.sweep, base.vary
+    if not (grid or alone) or not all([*grid.values(), *alone.values()]):
         raise ConfigurationError("sweep: needs settings with at least one value each")
-    num_runs = 1
-    for values in grid.values():
-        num_runs *= len(values)
+    singles = [{}, *({name: value} for name, values in alone.items() for value in values)]
+    num_runs = math.prod(len(values) for values in grid.values()) * len(singles)
     if num_runs > _MOST_RUNS:
         raise ConfigurationError(f"sweep: {num_runs} combinations are more than {_MOST_RUNS}")
-    for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
+    for values, single in itertools.product(itertools.product(*grid.values()), singles):
+        chosen: dict[str, Any] = {**dict(zip(grid, values, strict=True)), **single}
         changed = deepcopy(dict(fields))
-        changed.pop("sweep")
+        changed.pop("sweep", None)
+        changed.pop("vary", None)
         for name, value in chosen.items():
             _set_together(changed, name, value)
         yield chosen, config_of(changed)
