@@ -10,6 +10,7 @@ from benchmarks.reproduction.claims import Quoted
 from benchmarks.reproduction.verdict import Verdict
 
 from kernelflume.scaler.sim.assumptions import assumptions
+from kernelflume.scaler.sim.sweep import spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -89,29 +90,26 @@ def _more(one: Judged, claims: Claims) -> str:
         parts.append(claim.why)
     met = [trial for trial in one.trials if trial.holds]
     if met:
-        parts.append("It holds where " + "; or where ".join(_words(trial, claims) for trial in met) + ".")
+        parts.append("It holds where " + ", or where ".join(_words(trial, claims) for trial in met) + ".")
     text = " ".join(" ".join(part.split()) for part in parts)
     return f"{text}\n\n{_trials(one, claims)}" if one.trials else text
 
 
 def _words(trial: Trial, claims: Claims) -> str:
-    return ", ".join(
-        f"{claims.words.get(name, f'`{name}`')}: {_plain(value)}" for name, value in trial.settings.items()
+    """Return the settings of a trial; those that change together one by one."""
+    return "; ".join(
+        f"{claims.words.get(name, f'`{name}`')} {_plain(value)}"
+        for name, value in spread(trial.settings).items()
     )
 
 
 def _trials(one: Judged, claims: Claims) -> str:
-    """Return the sweeps that were tried, as tables."""
-    tables = []
-    for _, trials in groupby(one.trials, lambda trial: trial.experiment):
-        own = list(trials)
-        head = [claims.words.get(name, f"`{name}`") for name in own[0].settings]
-        rows = [
-            (*map(_plain, trial.settings.values()), _figures(one.claim, trial.values), _yes(trial.holds))
-            for trial in own
-        ]
-        tables.append(_table((*head, "here", "in the range"), rows))
-    return "\n\n".join(tables)
+    """Return what was tried, as tables."""
+    rows = [
+        (_words(trial, claims) or "as configured", _figures(one.claim, trial.values), _yes(trial.holds))
+        for trial in one.trials
+    ]
+    return _table(("assumed", "here", "in the range"), rows)
 
 
 def _figures(claim: Claim, values: Sequence[float]) -> str:
@@ -180,6 +178,8 @@ def _plain(value: Any) -> str:
     match value:
         case bool():
             return _yes(value)
+        case dict():
+            return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
         case list() | tuple():
             return ", ".join(map(_plain, value))
         case _:

@@ -87,17 +87,15 @@ def _judge(claim: Claim, claims: Claims, grid: Mapping[str, Any]) -> Judged:
 
 
 def _trials(claim: Claim, name: str, claims: Claims, grid: Mapping[str, Any]) -> list[Trial]:
-    """Return the figures under each combination of the settings that an experiment sweeps of its own."""
-    experiment = claims.experiments[name]
+    """Return the figures under each combination of what the claim's own experiment does not sweep."""
+    assert claim.simulated is not None
+    common = grid[claim.simulated.experiment][0]["settings"]
     groups: dict[str, tuple[dict[str, Any], list[Any]]] = {}
     for row in grid[name]:
-        settings = {key: row["settings"][key] for key in experiment.sweep}
+        settings = {key: value for key, value in row["settings"].items() if key not in common}
         groups.setdefault(repr(settings), (settings, []))[1].append(row)
-    assert claim.simulated is not None
     trials = []
     for settings, rows in groups.values():
         values = tuple(simulated(claim.simulated, rows))
-        trials.append(
-            Trial(name, {**experiment.settings, **settings}, values, holds(claim, values, claims.tolerance))
-        )
+        trials.append(Trial(name, settings, values, holds(claim, values, claims.tolerance)))
     return trials

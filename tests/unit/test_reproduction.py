@@ -62,8 +62,8 @@ def test_the_stored_rows_are_of_the_experiments_of_the_claims() -> None:
     assert list(grid) == list(claims.experiments)
     for name, experiment in claims.experiments.items():
         fields = parse_mapping((CONFIGS / experiment.config).read_text())
-        swept = {**experiment.sweep, **({} if experiment.replaces_sweep else fields["sweep"])}
-        num_rows = 1
+        swept = {**experiment.sweep, **({} if experiment.replaces_sweep else fields.get("sweep", {}))}
+        num_rows = 1 + sum(map(len, fields.get("vary", {}).values()))
         for values in swept.values():
             num_rows *= len(values)
         assert len(grid[name]) == num_rows
@@ -156,7 +156,7 @@ def test_an_assumption_is_named_where_it_alone_meets_the_claim() -> None:
         ({"admission": "current"}, False), ({"admission": "peak"}, True),
     ]  # fmt: skip
     page = render(claims, [one], grid)
-    assert "It holds where `admission`: peak." in page
+    assert "It holds where `admission` peak." in page
     [missed] = judge(claims, {**grid, "open": grid["open"][:1]})
     assert missed.verdict is Verdict.MISSED
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kernelflume.scaler.sim.assumptions import assumptions
-from kernelflume.scaler.sim.report import COLUMNS, TEXT_COLUMNS, cells
+from kernelflume.scaler.sim.report import COLUMNS, TEXT_COLUMNS, cells, sweep_rows
 from kernelflume.scaler.sim.svg import embedded
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def sweep_page(fields: Mapping[str, Any], swept: Sequence[Swept], plots: Mapping
         swept: all combinations.
         plots: SVG by name, as ``plots.draw_costs`` gives them; none where they cannot be drawn.
     """
-    names = list(swept[0].chosen)
-    rows = [(*map(str, one.chosen.values()), *row) for one in swept for row in one.rows]
+    names, rows = sweep_rows(swept)
+    changed = dict.fromkeys(name for one in swept for name in one.chosen)
     return _template().render(
         title=f"{fields['name']}: sweep",
-        subtitle=f"{len(swept)} combinations of {', '.join(names)}",
+        subtitle=f"{len(swept)} combinations of {', '.join(changed)}",
         results={"head": (*names, *COLUMNS), "rows": rows, "texts": len(names) + TEXT_COLUMNS},
         costs=_costs(plots),
         runs=[],

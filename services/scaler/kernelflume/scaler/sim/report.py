@@ -71,9 +71,20 @@ def table(results: Sequence[Result], title: str) -> Table:
 
 def sweep_table(swept: Sequence[Swept], title: str) -> Table:
     """Return all combinations as one table, which begins with their settings."""
-    names = [name.rpartition(".")[2] for name in swept[0].chosen]
-    rows = [(*map(str, one.chosen.values()), *row) for one in swept for row in one.rows]
-    return _table(title, (*names, *COLUMNS), len(names) + TEXT_COLUMNS, rows)
+    names, rows = sweep_rows(swept)
+    head = (*(name.rpartition(".")[2] for name in names), *COLUMNS)
+    return _table(title, head, len(names) + TEXT_COLUMNS, rows)
+
+
+def sweep_rows(swept: Sequence[Swept]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the names of the settings and the rows of a sweep's table, which begin with their values.
+
+    Where combinations differ in which settings they change, these are one column of words.
+    """
+    names = list(swept[0].chosen)
+    if any(list(one.chosen) != names for one in swept):
+        return ["settings"], [(one.words or "as configured", *row) for one in swept for row in one.rows]
+    return names, [(*map(str, one.chosen.values()), *row) for one in swept for row in one.rows]
 
 
 def _table(title: str, head: Sequence[str], num_texts: int, rows: Sequence[Sequence[str]]) -> Table:
