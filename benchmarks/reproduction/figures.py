@@ -92,18 +92,20 @@ def measured(figure: Quoted | Tabled, folder: Path = RESULTS) -> list[float]:
 
 def _cells(text: str, figure: Tabled) -> list[tuple[str, float]]:
     """Return the first cell and the figure of each row of the tables that have the column."""
-    cells, place, other = [], None, None
+    wanted = [figure.column, *([figure.minus] if figure.minus else [])]
+    cells: list[tuple[str, float]] = []
+    head: list[str] | None = None
     for line in text.splitlines():
         if not line.startswith("|"):
-            place = None
+            head = None
             continue
         row = [cell.strip(" `") for cell in line.strip("|").split("|")]
-        if place is None and figure.column in row:
-            place = row.index(figure.column)
-            other = row.index(figure.minus) if figure.minus else None
-        elif place is not None and not set(row[0]) <= set("-: "):
+        if head is None:
+            head = row
+        elif all(name in head[1:] for name in wanted):
             try:
-                cells.append((row[0], float(row[place]) - (float(row[other]) if other is not None else 0.0)))
+                values = [float(row[head.index(name)]) for name in wanted]
             except ValueError:
-                continue
+                continue  # a rule, or a cell without a figure
+            cells.append((row[0], values[0] - sum(values[1:])))
     return cells

@@ -163,7 +163,7 @@ def test_an_assumption_is_named_where_it_alone_meets_the_claim() -> None:
 
 def test_measured_figures_are_those_of_the_files(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text(
-        "It takes\n4 ms.\n\n| | off | on |\n|---|---|---|\n"
+        "It takes\n4 ms.\n\n| | mean |\n|---|---|\n| `off` | 1 |\n\n| | off | on |\n|---|---|---|\n"
         "| Q1 B8 | 1.1 | 1.0 |\n| Q1 B9 | 1.3 | 1.0 |\n| Q2 | 2 | - |\n"
     )
     quoted = Quoted(file="a.md", quote="It takes 4 ms", values=(4.0,))
