@@ -126,7 +126,16 @@ def run_kernelflume(nodes: int, transport: str) -> Callable[[list[int], int], di
     def run(batches: list[int], tokens: int) -> dict[int, float]:
         port = free_port()
         with tempfile.TemporaryDirectory() as logs:
-            command = [sys.executable, "-m", "kernelflume.cli.main", "serve", "smollm2", "--port", str(port)]
+            command = [
+                sys.executable,
+                "-m",
+                "kernelflume.cli.main",
+                "serve",
+                "smollm2",
+                "--no-enable-prefix-caching",
+                "--port",
+                str(port),
+            ]
             command += ["--scaler-port", "0", "--log-dir", logs, "--attention-nodes", str(nodes)]
             command += ["--transport-error-handling", transport]
             with server(command, port, "/ready") as url:

@@ -128,7 +128,16 @@ def main() -> None:
     os.environ["KERNELFLUME_WNODE_METRICS_PORT"] = str(metrics_port)
     rows: dict[str, list[tuple[float, float, float]]] = {}
     with tempfile.TemporaryDirectory() as logs:
-        command = [*COMMAND, "serve", "smollm2", "--port", str(port), "--scaler-port", str(scaler_port)]
+        command = [
+            *COMMAND,
+            "serve",
+            "smollm2",
+            "--no-enable-prefix-caching",
+            "--port",
+            str(port),
+            "--scaler-port",
+            str(scaler_port),
+        ]
         command += ["--log-dir", logs, "--attention-nodes", str(nodes[0])]
         with server(command, port, "/ready") as url:
             for _ in range(options.rounds):

@@ -69,7 +69,16 @@ def measure(options: argparse.Namespace, *flags: str) -> tuple[Streams, list[Eve
     """Serve, decode, and return the streams with what the scaler did meanwhile."""
     port, scaler_port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as logs:
-        command = [*COMMAND, "serve", "smollm2", "--port", str(port), "--scaler-port", str(scaler_port)]
+        command = [
+            *COMMAND,
+            "serve",
+            "smollm2",
+            "--no-enable-prefix-caching",
+            "--port",
+            str(port),
+            "--scaler-port",
+            str(scaler_port),
+        ]
         with server([*command, "--log-dir", logs, *flags], port, "/ready") as url:
             shift = time.perf_counter() - time.time()
             found = asyncio.run(run(url, options.streams, options.tokens))

@@ -65,7 +65,16 @@ def main() -> None:
     found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
     port = free_port()
     with tempfile.TemporaryDirectory() as logs:
-        command = [sys.executable, "-m", "kernelflume.cli.main", "serve", "smollm2", "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "kernelflume.cli.main",
+            "serve",
+            "smollm2",
+            "--no-enable-prefix-caching",
+            "--port",
+            str(port),
+        ]
         command += ["--scaler-port", "0", "--log-dir", logs, "--attention-nodes", "1"]
         with server(command, port, "/ready") as url:
             for _ in range(options.rounds):

@@ -117,10 +117,15 @@ class Connection:
 
 
 @contextmanager
-def started(command: list[str], port: int, *, path: str, log: Path) -> Iterator[psutil.Process]:
-    """Run a server until the block ends, on one core; wait until it answers."""
+def started(
+    command: list[str], port: int, *, path: str, log: Path, core: int | None = None
+) -> Iterator[psutil.Process]:
+    """Run a server until the block ends, on one core if it is said which; wait until it answers."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"NO_PROXY": "*"})
+    if core is not None:
+        # Before it has threads, which inherit it.
+        psutil.Process(process.pid).cpu_affinity([core])
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -289,7 +294,13 @@ def main() -> None:
     parser.add_argument("--loads", type=_load, nargs="*", default=[(32, 20.0), (128, 20.0), (256, 20.0)])
     parser.add_argument("--logs", type=Path, default=Path("logs"))
     parser.add_argument("--router-flags", nargs="*", default=[], help="more flags of the router, without --")
+    parser.add_argument(
+        "--pin", action="store_true", help="gateways on the second core, engine and client on the first"
+    )
     options = parser.parse_args()
+    near, far = (0, 1) if options.pin else (None, None)
+    if near is not None:
+        psutil.Process().cpu_affinity([near])
     options.logs.mkdir(exist_ok=True)
     grpc_port, http_port, port, other_port, metrics_port = (free_port() for _ in range(5))
     stub = [sys.executable, "-m", "benchmarks.router_stub", "--model", options.model]
@@ -298,8 +309,8 @@ def main() -> None:
     router += ["--weight-nodes", f"127.0.0.1:{grpc_port}", "--max-concurrent-requests", "4096"]
     router += ["--log-level", "warning", *(f"--{flag}" for flag in options.router_flags)]
     with (
-        started(stub, http_port, path="/v1/models", log=options.logs / "stub.log"),
-        started(router, port, path="/ready", log=options.logs / "router.log") as process,
+        started(stub, http_port, path="/v1/models", log=options.logs / "stub.log", core=near),
+        started(router, port, path="/ready", log=options.logs / "router.log", core=far) as process,
     ):
         engine = Gateway("engine, HTTP", http_port)
         gateways = [Gateway("kernelflume", port, process)]
@@ -310,7 +321,7 @@ def main() -> None:
         other += ["--worker-urls", f"http://127.0.0.1:{http_port}", "--policy", "round_robin"]
         other += ["--prometheus-port", str(metrics_port), "--log-level", "warning"]
         log = options.logs / "vllm-router.log"
-        with started(other, other_port, path="/health", log=log) as their_process:
+        with started(other, other_port, path="/health", log=log, core=far) as their_process:
             gateways.append(Gateway("vllm-router", other_port, their_process))
             asyncio.run(measure(options, gateways, engine, grpc_port))
 

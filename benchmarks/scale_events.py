@@ -93,7 +93,16 @@ def stack(**environment: str) -> Iterator[tuple[str, str, int]]:
     """Serve the small model with one attention node; yield its URL, scaler and metrics port."""
     port, scaler_port, metrics_port = (free_port() for _ in range(3))
     with tempfile.TemporaryDirectory() as logs:
-        command = [*COMMAND, "serve", "smollm2", "--port", str(port), "--scaler-port", str(scaler_port)]
+        command = [
+            *COMMAND,
+            "serve",
+            "smollm2",
+            "--no-enable-prefix-caching",
+            "--port",
+            str(port),
+            "--scaler-port",
+            str(scaler_port),
+        ]
         command += ["--log-dir", logs, "--attention-nodes", "1"]
         environment |= {"KERNELFLUME_WNODE_METRICS_PORT": str(metrics_port)}
         with server(command, port, "/ready", **environment) as url:

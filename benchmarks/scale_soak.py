@@ -103,7 +103,16 @@ def served(log_dir: Path | None = None) -> Iterator[tuple[psutil.Process, str, s
         redis = subprocess.Popen(embedded_command(redis_port, Path(folder)), stdout=subprocess.DEVNULL)
         cleanup.callback(redis.wait, 30)
         cleanup.callback(redis.terminate)
-        command = [sys.executable, "-m", "kernelflume.cli.main", "serve", "smollm2", "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "kernelflume.cli.main",
+            "serve",
+            "smollm2",
+            "--no-enable-prefix-caching",
+            "--port",
+            str(port),
+        ]
         command += [
             "--scaler-port",
             str(scaler_port),

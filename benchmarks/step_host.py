@@ -41,6 +41,7 @@ from kernelflume.wnode.gpu.device_stage import QueryFirst
 from kernelflume.wnode.gpu.graph_runner import GraphRunner
 from kernelflume.wnode.gpu.lane import LaneBuffers
 from kernelflume.wnode.gpu.lane_routes import LaneRoutes
+from kernelflume.wnode.hand_overs import HandOvers
 from kernelflume.wnode.inbox import Inbox
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
@@ -51,6 +52,7 @@ from kernelflume.wnode.pipeline.lane_plan import LanePlan
 from kernelflume.wnode.pipeline.live_profile import LiveProfile
 from kernelflume.wnode.pipeline.remote_times import RemoteTimes
 from kernelflume.wnode.pipeline.weight_times import GraphTimes, WeightTimes
+from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 from kernelflume.wnode.sequence import Sequence, SequenceEvent
@@ -243,7 +245,7 @@ class Rig:
             sequence.queue_s = 0.0
             self.scheduler.running.append(sequence)
             pool.append(peer.held(number), 0, context)
-        link.num_free_pages = pool.allocator.num_free
+        link.num_free_pages = pool.num_free_pages
         self._run_attention = phases.timed("A: rest", self._turn_attention)
         lanes = [LaneBuffers.allocate(GEOMETRY, MAX_ROWS, torch.device("cpu")) for _ in range(plan.num_lanes)]
         times = {(count, rows): GraphTimes(1e-2, 1e-3, 1e-3) for count, rows in plan.steps}
@@ -251,11 +253,16 @@ class Rig:
         steps = CapturedSteps(InstantGraphs(), InstantTimer(), profile, LiveMicrobatches(profile), plan)
         runner = self._runner(steps=steps, lanes=lanes, layout=layout, plan=plan, links=links, clock=clock)
         connection = mock.Mock(send=pickle.dumps)
+        cache = PrefixCache(
+            links=links, ledger=ledger, scheduler=self.scheduler, clock=clock,
+            send=connection.send, enabled=False,
+        )  # fmt: skip
+        hand_overs = HandOvers(self.scheduler, cache, clock, timeout_s=1.0)
         self.engine = Engine(
-            decoder=mock.Mock(), kv_dtype=torch.bfloat16, scheduler=self.scheduler, ledger=ledger,
-            links=links, inbox=Inbox(), reporter=Reporter(connection, clock), clock=clock,
-            kernel_threads=KernelThreads(1, 1), graph_runner=runner, eos_token_ids=frozenset(),
-            max_model_len=1 << 24, seed=0,
+            decoder=mock.Mock(), kv_dtype=torch.bfloat16, scheduler=self.scheduler, prefix_cache=cache,
+            hand_overs=hand_overs, ledger=ledger, links=links, inbox=Inbox(),
+            reporter=Reporter(connection, clock), clock=clock, kernel_threads=KernelThreads(1, 1),
+            graph_runner=runner, eos_token_ids=frozenset(), max_model_len=1 << 24, seed=0,
         )  # fmt: skip
 
     def _runner(

@@ -60,7 +60,7 @@ class ClockEngine:
         return StepOutput(tuple(outputs))
 
 
-async def _no_grammar(_: Any) -> bytes:
+async def _no_grammar(_: Any, tenant: str) -> bytes:
     return b""
 
 

@@ -191,6 +191,23 @@ class WeightNode:
     def free(self, *sequences: int) -> None:
         self.transport.notify(self.node_name, wire.Free(sequences).encode())
 
+    def find(self, keys: Sequence[bytes], *, number: int = 1) -> None:
+        notice = wire.Find(number, np.array(keys, wire.BLOCK_DTYPE["key"]))
+        self.transport.notify(self.node_name, notice.encode())
+
+    def share(self, sequence: int, blocks: Sequence[tuple[bytes, int, int]]) -> None:
+        """Ask for (key, start, tokens) blocks."""
+        notice = wire.Share(sequence, np.array(list(blocks), wire.BLOCK_DTYPE))
+        self.transport.notify(self.node_name, notice.encode())
+
+    def publish(
+        self, sequence: int, blocks: Sequence[tuple[bytes, int, int]], *, appends: int | None = None
+    ) -> None:
+        """Name (key, start, tokens) blocks once so many appends are filed; by default all that were sent."""
+        counter = self.appends_sent[0] if appends is None else appends
+        notice = wire.Publish(sequence, counter, np.array(list(blocks), wire.BLOCK_DTYPE))
+        self.transport.notify(self.node_name, notice.encode())
+
     def poll(self) -> list[wire.WireNotice]:
         """Return what arrived."""
         return [wire.decode(notice.payload) for notice in self.transport.poll()]

@@ -19,6 +19,7 @@ from kernelflume.anode.links import prepare_link
 from kernelflume.checkpoint.config import ModelConfig
 from kernelflume.checkpoint.rope import RopeParameters
 from kernelflume.core.handshake import Handshake
+from kernelflume.core.resumption import FROM_THE_START, Resumption
 from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.tensor.reference import causal_mask, dense_attention
@@ -27,6 +28,7 @@ from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
 from kernelflume.transport.waiter import Waiter, WaitPolicy
 from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
+from kernelflume.wnode.hand_overs import HandOvers
 from kernelflume.wnode.inbox import ConstrainedSubmit, Inbox, LinkConnected, TableBuilt
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
@@ -36,12 +38,16 @@ from kernelflume.wnode.messages import (
     Cancel,
     CloseLink,
     ForgetLink,
+    GoOn,
+    HandOver,
     LinkAnswer,
     LinkOffer,
     StepOutput,
     Submit,
+    TokenOutput,
 )
 from kernelflume.wnode.model.decoder import random_decoder
+from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 
@@ -49,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelflume.core.geometry import KvGeometry
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.wnode.grammar.matcher import Matcher
 
 CONFIG = ModelConfig(
@@ -97,7 +104,7 @@ class LocalAttentionNode:
 
     @property
     def num_used_pages(self) -> int:
-        return self.pool.allocator.num_pages - self.pool.allocator.num_free
+        return self.pool.num_pages - self.pool.num_free_pages
 
     @property
     def handshake(self) -> Handshake:
@@ -119,7 +126,7 @@ class LocalAttentionNode:
             query_regions=connected.query_regions,
             append_regions=connected.append_regions,
             page_tokens=PAGE_TOKENS,
-            num_pages=self.pool.allocator.num_pages,
+            num_pages=self.pool.num_pages,
             num_free_pages=connected.num_free_pages,
             doorbell_address=connected.doorbell_address,
         )
@@ -156,6 +163,8 @@ class Recorder:
         self.finished: dict[str, Any] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self.held: dict[str, SequenceRoute] = {}
+        self.random_keys: dict[str, int] = {}
 
     def send(self, event: Any) -> None:
         self.events.append(event)
@@ -164,8 +173,16 @@ class Recorder:
                 self.tokens[output.request_id].extend(output.token_ids)
                 self.logprobs[output.request_id].extend(output.logprobs)
                 self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs)
+                if output.random_key is not None:
+                    self.random_keys[output.request_id] = output.random_key
+                if output.held is not None:
+                    self.held[output.request_id] = output.held
                 if output.finish_reason:
                     self.finished[output.request_id] = output
+
+    def outputs_of(self, request_id: str) -> list[TokenOutput]:
+        steps: list[StepOutput] = self.of(StepOutput)
+        return [output for step in steps for output in step.outputs if output.request_id == request_id]
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -183,8 +200,11 @@ class LocalWeightNode:
         max_num_seqs: int = 8,
         max_range_tokens: int = 0,
         exchange_timeout_s: float = 10.0,
+        stream_kv_rows: int = 9,
+        hold_timeout_s: float = 10.0,
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.kv_dtype = getattr(torch, geometry.kv_dtype)
         self.largest = torch.finfo(self.kv_dtype).max
@@ -205,13 +225,30 @@ class LocalWeightNode:
         )
         self.recorder = Recorder()
         self.connector = Connector(
-            self.transport, self.doorbell, geometry, max_rows=max_rows, device=torch.device("cpu")
+            self.transport,
+            self.doorbell,
+            geometry,
+            max_rows=max_rows,
+            device=torch.device("cpu"),
+            stream_kv_rows=stream_kv_rows,
+            page_tokens=lambda: self.links.page_tokens,
         )
+        self.prefix_cache = PrefixCache(
+            links=self.links,
+            ledger=self.ledger,
+            scheduler=self.scheduler,
+            clock=clock,
+            send=self.recorder.send,
+            enabled=enable_prefix_caching,
+        )
+        self.hand_overs = HandOvers(self.scheduler, self.prefix_cache, clock, timeout_s=hold_timeout_s)
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,
             kv_dtype=self.kv_dtype,
             scheduler=self.scheduler,
+            prefix_cache=self.prefix_cache,
+            hand_overs=self.hand_overs,
             ledger=self.ledger,
             links=self.links,
             inbox=self.inbox,
@@ -247,11 +284,28 @@ class LocalWeightNode:
         *,
         matcher: Matcher | None = None,
         traced: bool = False,
+        resumption: Resumption = FROM_THE_START,
+        hands_over: bool = False,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        submit = Submit(request_id, prompt, parameters, traced=traced)
+        submit = Submit(
+            request_id,
+            prompt,
+            parameters,
+            traced=traced,
+            cache_salt=cache_salt,
+            resumption=resumption,
+            hands_over=hands_over,
+        )
         self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
+
+    def hand_over(self, request_id: str) -> None:
+        self.inbox.put(HandOver(request_id))
+
+    def go_on(self, request_id: str) -> None:
+        self.inbox.put(GoOn(request_id))
 
     def cancel(self, request_id: str) -> None:
         self.inbox.put(Cancel(request_id))

@@ -132,6 +132,27 @@ def saying(*token_ids: int, reason: str = "stop", stop_token_id: int | None = EN
     return script
 
 
+def counting(*, pause_s: float = 0.0, lost_after: int | None = None) -> Any:
+    """Return a script that emits the tokens 100, 101, ... from where an earlier run ended to ``max_tokens``.
+
+    With ``lost_after`` the run is lost once there are so many.
+    """
+
+    async def script(request: wnode_pb2.GenerateRequest) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+        place = len(request.resumption.output_token_ids)
+        while True:
+            if place == lost_after:
+                raise UnavailableError("going down")
+            is_last = place == request.sampling.max_tokens - 1
+            yield Event(token_ids=[100 + place], finish_reason="length" if is_last else "")
+            if is_last:
+                return
+            place += 1
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
 def endless(token_id: int, *, pause_s: float = 0.005) -> Any:
     """Return a script that emits a token for ever."""
 
@@ -141,6 +162,20 @@ def endless(token_id: int, *, pause_s: float = 0.005) -> Any:
             await asyncio.sleep(pause_s)
 
     return script
+
+
+class Gate:
+    """Holds a run before its next token while it is closed."""
+
+    def __init__(self, *, after_first: bool) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self._closes = after_first
+
+    def after_token(self) -> None:
+        if self._closes:
+            self._closes = False
+            self.open.clear()
 
 
 class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
@@ -160,6 +195,8 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []
         self.takes_routers = True
+        self.held = wnode_pb2.Held(ranges=[common_pb2.OwnedRange(node_id="a-1", start=0, end=1)])
+        """Where held requests have their keys and values."""
         self.attached: list[asyncio.Queue[wnode_pb2.AttachReply | Exception]] = []
         """What each attached router is told next; an error breaks its stream."""
         self.changed = asyncio.Condition()
@@ -195,14 +232,22 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         replies: asyncio.Queue[wnode_pb2.AttachReply | Exception] = asyncio.Queue(16)
         self.attached.append(replies)
         runs: dict[int, asyncio.Task[None]] = {}
+        gates: dict[int, Gate] = {}
 
         async def read() -> None:
             async for message in messages:
-                if message.HasField("submission"):
-                    number = message.submission.number
-                    runs[number] = asyncio.create_task(self._run(message.submission, context, replies))
-                else:
-                    runs[message.cancelled].cancel()
+                match message.WhichOneof("kind"):
+                    case "submission":
+                        number = message.submission.number
+                        gates[number] = Gate(after_first=message.submission.hand_over)
+                        running = self._run(message.submission, gates[number], context, replies)
+                        runs[number] = asyncio.create_task(running)
+                    case "hand_over":
+                        gates[message.hand_over].open.clear()
+                    case "go_on":
+                        gates[message.go_on].open.set()
+                    case _:
+                        runs[message.cancelled].cancel()
 
         reading = asyncio.create_task(read())
         replies.put_nowait(wnode_pb2.AttachReply())
@@ -221,12 +266,18 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     async def _run(
         self,
         submission: wnode_pb2.Submission,
+        gate: Gate,
         context: Any,
         replies: asyncio.Queue[wnode_pb2.AttachReply | Exception],
     ) -> None:
         number = submission.number
         try:
             async for event in self.Generate(submission.request, context):
+                if not gate.open.is_set():
+                    held = wnode_pb2.RequestEvent(number=number, event=Event(held=self.held))
+                    await replies.put(wnode_pb2.AttachReply(events=[held]))
+                    await gate.open.wait()
+                gate.after_token()
                 if event == Event(token_ids=event.token_ids) and len(event.token_ids) == 1:
                     await replies.put(wnode_pb2.AttachReply(numbers=[number], token_ids=event.token_ids))
                 else:
@@ -255,10 +306,21 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
 
 
 @asynccontextmanager
-async def weight_node(folder: Path, script: Any, *, num_tokens: int = 0) -> AsyncIterator[ScriptedWeightNode]:
+async def weight_node(
+    folder: Path,
+    script: Any,
+    *,
+    num_tokens: int = 0,
+    node_id: str = "w-1",
+    role: str = "",
+    block_tokens: int = 0,
+) -> AsyncIterator[ScriptedWeightNode]:
     """Run a weight node that reports ``num_tokens`` tokens of running sequences."""
     node = ScriptedWeightNode(folder, script)
     node.load.num_tokens = num_tokens
+    node.load.block_tokens = block_tokens
+    node.card.node_id = node_id
+    node.card.role = role
     await node.start()
     try:
         yield node
@@ -268,7 +330,8 @@ async def weight_node(folder: Path, script: Any, *, num_tokens: int = 0) -> Asyn
 
 @asynccontextmanager
 async def router(folder: Path, nodes: Sequence[ScriptedWeightNode], **settings: Any) -> AsyncIterator[str]:
-    """Run a router in this process; give its base URL once it is listening."""
+    """Run a router in this process; give its base URL once it listens and ``wait_for`` nodes serve."""
+    wait_for = settings.pop("wait_for", 1)
     port = free_port()
     stop = asyncio.Event()
     full: dict[str, Any] = {
@@ -283,6 +346,13 @@ async def router(folder: Path, nodes: Sequence[ScriptedWeightNode], **settings: 
         await wait_listening(port, serving)
         if nodes:
             await wait_ready(port)
+            serving_nodes = f'weight_nodes{{serving="true"}} {float(wait_for)}'.encode()
+
+            async def all_serve() -> bool:
+                return serving_nodes in await fetch(port, "GET", "/metrics")
+
+            if wait_for > 1:
+                await eventually(all_serve)
         yield f"http://127.0.0.1:{port}"
     finally:
         stop.set()
@@ -300,9 +370,9 @@ async def wait_listening(port: int, serving: asyncio.Task[None] | None = None) -
     await serving
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 30.0) -> None:
     """Ask again and again until the answer is yes."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110 - what is asked is often in another process
             await asyncio.sleep(0.02)
 
@@ -312,6 +382,10 @@ async def wait_ready(port: int) -> None:
         return (await fetch(port, "GET", "/ready")).startswith(b"HTTP/1.1 200")
 
     await eventually(is_ready)
+
+
+def port_of(url: str) -> int:
+    return int(url.rsplit(":", 1)[1])
 
 
 def post(body: dict[str, Any]) -> bytes:

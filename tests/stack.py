@@ -99,15 +99,23 @@ class Stack:
 
     async def generate(self, prompt: list[int] | str, max_tokens: int, **fields: Any) -> list[int]:
         """Return the greedy tokens of one completion."""
+        answer = await self.complete(prompt, max_tokens, **fields)
+        token_ids: list[int] = answer["choices"][0]["token_ids"]
+        return token_ids
+
+    async def complete(
+        self, prompt: list[int] | str, max_tokens: int, *, key: str = "unused", **fields: Any
+    ) -> dict[str, Any]:
+        """Return the answer to a request for one greedy completion."""
         body = {"model": "smollm2", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+        async with httpx.AsyncClient(timeout=WAIT_S, headers={"authorization": f"Bearer {key}"}) as client:
             answer = await client.post(
                 f"{self.url}/v1/completions",
                 json=body | {"ignore_eos": True, "return_token_ids": True} | fields,
             )
         assert answer.status_code == 200, answer.text
-        token_ids: list[int] = answer.json()["choices"][0]["token_ids"]
-        return token_ids
+        found: dict[str, Any] = answer.json()
+        return found
 
     async def stream(self, prompt: list[int] | str, max_tokens: int, into: Stream, **fields: Any) -> Stream:
         """Stream one greedy completion; ``into`` grows while it runs."""

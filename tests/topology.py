@@ -38,12 +38,15 @@ def topology() -> scaler_pb2.Topology:
                 threshold_tokens=1843,
                 fill_seconds=42.0,
                 num_tails=2,
+                cached_tokens=256,
+                shared_tokens=1024,
             ),
             scaler_pb2.AttentionNodeStatus(node_id="a-2", state="draining", address="127.0.0.1:9002"),
         ],
         weight_nodes=[
             scaler_pb2.WeightNodeStatus(
                 node_id="w-1",
+                role="both",
                 address="127.0.0.1:8200",
                 adopted_epoch=6,
                 num_requests_running=3,

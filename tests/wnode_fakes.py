@@ -18,7 +18,7 @@ class FakeLink:
     page_tokens: int = 4
     num_pages: int = 100
     num_usable_pages: int = 100
-    num_frees_in_flight: int = 0
+    is_settling: bool = False
 
 
 @dataclass
@@ -29,6 +29,10 @@ class FakeLinks:
 
     def of_node(self, node_id: str) -> FakeLink | None:
         return self.links.get(node_id)
+
+    @property
+    def page_tokens(self) -> int:
+        return next((link.page_tokens for link in self.links.values()), 0)
 
     def all(self) -> list[FakeLink]:
         return list(self.links.values())

@@ -204,7 +204,14 @@ def served(options: argparse.Namespace) -> Iterator[Bench]:
             environment |= held.enter_context(mps()) if options.mps else {}
         devices = options.attention_devices or (f"cuda:{torch.cuda.device_count() - 1}" if is_gpu else "cpu")
         longest = options.context + int(options.tokens * options.grow) + PAGE_TOKENS
-        command = [*COMMAND, "serve", str(folder / "model"), "--load-format", "dummy"]
+        command = [
+            *COMMAND,
+            "serve",
+            str(folder / "model"),
+            "--load-format",
+            "dummy",
+            "--no-enable-prefix-caching",
+        ]
         command += ["--dtype", options.dtype, "--device", options.device, "--attention-devices", devices]
         command += ["--port", str(ports[0]), "--scaler-port", str(ports[1]), "--served-model-name", MODEL]
         command += ["--attention-nodes", "1", "--attention-node-memory", str(memory)]

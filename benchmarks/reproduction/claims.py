@@ -38,13 +38,23 @@ class Simulated(_Section):
 
     experiment: str
     kind: Literal[
-        "value", "ratio", "cut", "step_at", "flat", "capacity_gb", "density", "weights_gb", "rank_kv_gb"
+        "value",
+        "ratio",
+        "cut",
+        "step_at",
+        "flat",
+        "capacity_gb",
+        "density",
+        "weights_gb",
+        "rank_kv_gb",
+        "overlap",
     ]
     """``value``: the field; ``ratio``: over that of ``than``; ``cut``: by how many percent it is below that;
     ``step_at``: ms of the longest step while ``nodes`` attention nodes are billed; ``flat``: the longest step
     with more than one of them over that with two, when the first is full; ``capacity_gb``: KV of ``nodes``
     attention nodes; ``density``: KV of a GPU of an attention node over that of a rank; ``weights_gb`` and
-    ``rank_kv_gb``: of each GPU of a rank."""
+    ``rank_kv_gb``: of each GPU of a rank; ``overlap``: twice the step of ``strategy`` over that of ``than``
+    with twice the sessions, for each batch and context the most over numbers of nodes."""
     strategy: str = "kernelflume"
     field: str = "usd_per_million_tokens"
     than: tuple[str, ...] = ()

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.reproduction.claims import Quoted
 
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.scaler.sim.sweep import spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from benchmarks.reproduction.claims import Simulated, Tabled
 
+_SESSIONS, _CONTEXT = "workload.source.num_sessions", "workload.source.context_tokens"
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -26,6 +28,8 @@ def simulated(figure: Simulated, rows: Sequence[Mapping[str, Any]]) -> list[floa
     Raises:
         ConfigurationError: no row has the figure.
     """
+    if figure.kind == "overlap":
+        return _overlaps(figure, rows)
     groups: dict[Any, list[float]] = defaultdict(list)
     for index, row in enumerate(rows):
         if any(row["settings"].get(name) not in values for name, values in figure.only.items()):
@@ -37,6 +41,28 @@ def simulated(figure: Simulated, rows: Sequence[Mapping[str, Any]]) -> list[floa
     if not groups:
         raise ConfigurationError(f"{figure.experiment}: no row has {figure.kind} of {figure.strategy}")
     return [sum(values) / len(values) for values in groups.values()]
+
+
+def _overlaps(figure: Simulated, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return, for each batch and context, the gain of two microbatches over one after the other."""
+    [paired] = figure.than
+    steps: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in rows:
+        settings = spread(row["settings"])
+        sessions, context = settings.pop(_SESSIONS), settings.pop(_CONTEXT)
+        steps[repr(settings), context, sessions] = {
+            # Where turns waited, the nodes had no room for them.
+            result["strategy"]: result["step_p50_s"]
+            for result in row["results"]
+            if not result["num_waits"]
+        }
+    most: dict[tuple[int, int], float] = {}
+    for (others, context, sessions), own in steps.items():
+        both = steps.get((others, context, 2 * sessions), {})
+        if figure.strategy in own and paired in both:
+            gain = 2 * own[figure.strategy] / both[paired]
+            most[context, sessions] = max(gain, most.get((context, sessions), 0.0))
+    return list(most.values())
 
 
 def _value(figure: Simulated, row: Mapping[str, Any]) -> float | None:
@@ -67,6 +93,8 @@ def _value(figure: Simulated, row: Mapping[str, Any]) -> float | None:
             return float(row["weight_bytes"] / row["rank_gpus"] / 1e9)
         case "rank_kv_gb":
             return float(row["rank_capacity_tokens"] * row["token_bytes"] / row["rank_gpus"] / 1e9)
+        case "overlap":
+            raise ConfigurationError(f"{figure.experiment}: {figure.kind} is of several rows")
 
 
 def measured(figure: Quoted | Tabled, folder: Path = RESULTS) -> list[float]:

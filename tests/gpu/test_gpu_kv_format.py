@@ -110,7 +110,7 @@ def test_decode_attends_to_fp8(head_dim: int, heads: tuple[int, int], tensor_cor
         pool.storage,
         num_rows=len(lengths),
         workspace=allocate_workspace(pool.device, geometry, len(lengths)),
-        max_pages=pool.allocator.num_pages,
+        max_pages=pool.num_pages,
         tensor_cores=tensor_cores,
     )
     decode.plan(PageTable.of(sequences, PAGE_TOKENS))

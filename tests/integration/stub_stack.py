@@ -1,7 +1,8 @@
 """Runs a stack of an embedded store and stub services as `kernelflume serve` would run the real one.
 
 Run as a program with one JSON argument: ``{"log_dir": ..., "ports": [4 ports], "behaviours": {name: [...]},
-"start_timeout_s": ..., "only": [names]}``; all but "log_dir" and "ports" may be left out.
+"start_timeout_s": ..., "only": [names], "replaceable": [names]}``; all but "log_dir" and "ports" may be left
+out.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
+from kernelflume.cli.parts import PartSpec, Probe
 from kernelflume.cli.run import run_stages
-from kernelflume.cli.stack import PartSpec, Probe, StackOptions
+from kernelflume.cli.stack import StackOptions
 from kernelflume.store.embedded import embedded_command
 
 STUB = str(Path(__file__).with_name("stub_service.py"))
@@ -30,6 +32,7 @@ def stub(name: str, kind: str, port: int, probes: tuple[Probe, ...], task: dict[
         command=(sys.executable, STUB, kind, str(port), *task.get("behaviours", {}).get(name, ())),
         probes=tuple((probe, address) for probe in probes),
         stop_grace_s=task.get("grace_s", 10.0),
+        is_replaceable=name in task.get("replaceable", ()),
     )
 
 

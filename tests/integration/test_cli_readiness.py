@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernelflume.cli.parts import Probe, member_address
 from kernelflume.cli.readiness import Readiness
-from kernelflume.cli.stack import WEIGHT_NODE_ID, Probe
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
@@ -40,7 +40,7 @@ async def test_it_is_ready_once_it_joined_serves_and_is_connected(
     readiness: Readiness, valkey_url: str
 ) -> None:
     async def missing() -> str | None:
-        return await readiness.missing(Probe.MEMBER, valkey_url)
+        return await readiness.missing(Probe.MEMBER, member_address("w-2", valkey_url))
 
     assert await missing() == "it has not told its address yet"
     stub = StubWeightNode()
@@ -49,9 +49,9 @@ async def test_it_is_ready_once_it_joined_serves_and_is_connected(
     await server.start()
     store = RedisStore(valkey_url, cluster=CLUSTER)
     try:
-        for node_id in ("w-0", WEIGHT_NODE_ID):
+        for node_id in ("w-1", "w-2"):
             # Another one that does not answer is none of its concern.
-            port = server.port if node_id == WEIGHT_NODE_ID else free_port()
+            port = server.port if node_id == "w-2" else free_port()
             record = LeaseRecord(
                 kind=NodeKind.WEIGHT, node_id=node_id, incarnation="0", address=f"127.0.0.1:{port}"
             )
@@ -69,4 +69,6 @@ async def test_it_is_ready_once_it_joined_serves_and_is_connected(
 
 async def test_a_store_that_is_not_there_is_what_is_missing(readiness: Readiness) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
-    assert "cannot list the living wnodes" in (await readiness.missing(Probe.MEMBER, url) or "")
+    assert "cannot list the living wnodes" in (
+        await readiness.missing(Probe.MEMBER, member_address("w-1", url)) or ""
+    )

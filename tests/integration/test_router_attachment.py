@@ -13,6 +13,7 @@ from tests.router_parts import (
     endless,
     eventually,
     frames,
+    port_of,
     post,
     router,
     saying,
@@ -43,10 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def silent(request: Any) -> AsyncIterator[Any]:
     await asyncio.sleep(3600)
     yield Event()
-
-
-def port_of(url: str) -> int:
-    return int(url.rsplit(":", 1)[1])
 
 
 async def text_of(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
@@ -83,7 +80,7 @@ async def test_requests_that_run_together_get_their_own_tokens(folder: Path) -> 
 async def test_a_broken_stream_fails_its_requests_and_is_opened_anew(folder: Path) -> None:
     async with (
         weight_node(folder, endless(LETTER)) as node,
-        router(folder, [node]) as url,
+        router(folder, [node], resume_timeout=0.0) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         async with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:

@@ -17,6 +17,7 @@ from tests.router_parts import (
     endless,
     eventually,
     frames,
+    port_of,
     post,
     router,
     saying,
@@ -73,10 +74,6 @@ async def wait_not_ready(client: httpx.AsyncClient) -> None:
         return (await client.get("/ready")).status_code == 503
 
     await eventually(is_not_ready)
-
-
-def port_of(url: str) -> int:
-    return int(url.rsplit(":", 1)[1])
 
 
 async def send_and_leave(port: int, body: dict[str, Any], *, read: bool) -> None:
@@ -178,7 +175,7 @@ async def test_a_refusal_has_its_status_also_for_a_stream(
 async def test_a_failure_in_mid_stream_is_an_error_frame_and_the_end(folder: Path) -> None:
     async with (
         weight_node(folder, failing(UnavailableError("going down"), LETTER, LETTER)) as node,
-        router(folder, [node]) as url,
+        router(folder, [node], resume_timeout=0.0) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         async with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:

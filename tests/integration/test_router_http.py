@@ -172,6 +172,35 @@ async def test_prompt_of_token_ids_echo_and_bos(client: httpx.AsyncClient, node:
     assert list(node.requests[2].prompt_token_ids) == [BOS_ID]
 
 
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "status"),
+    [
+        (MAX_MODEL_LEN - 1, 0, 200),
+        (MAX_MODEL_LEN - 1, 1, 200),
+        (MAX_MODEL_LEN - 1, 2, 400),
+        (MAX_MODEL_LEN, 0, 400),
+        (MAX_MODEL_LEN, 1, 400),
+    ],
+)
+async def test_an_echo_with_log_probabilities_at_the_context_s_end(
+    client: httpx.AsyncClient,
+    node: ScriptedWeightNode,
+    num_prompt_tokens: int,
+    max_tokens: int,
+    status: int,
+) -> None:
+    prompt = [5] * num_prompt_tokens
+    body = {"prompt": prompt, "max_tokens": max_tokens, "echo": True, "logprobs": 1}
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == status
+    if status == 400:
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert not node.requests
+    else:
+        assert list(node.requests[0].prompt_token_ids) == prompt
+        assert node.requests[0].sampling.max_tokens == 1
+
+
 async def test_sampling_fields_reach_the_weight_node(
     client: httpx.AsyncClient, node: ScriptedWeightNode
 ) -> None:

@@ -252,6 +252,70 @@ async def test_requests_of_one_key_at_once_are_limited(model: Path, tmp_path: Pa
                 assert second.status_code == 200
 
 
+class Held:
+    """A run that stops after its first token until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, request: Any) -> AsyncIterator[Any]:
+        yield Event(token_ids=[LETTER])
+        await self.go_on.wait()
+        for _ in range(request.sampling.max_tokens - 2):
+            yield Event(token_ids=[LETTER])
+        yield Event(token_ids=[LETTER], finish_reason="length")
+
+
+async def test_a_stream_outlives_its_key(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = keys("create", "alice", "--file", str(path))
+    script = Held()
+    async with (
+        weight_node(model, script) as node,
+        router(model, [node], auth={"keys_file": path, "refresh_interval": 0.02}) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        body = BODY | {"stream": True, "stream_options": {"include_usage": True}}
+        async with client.stream("POST", "/v1/completions", json=body, headers=bearer(key)) as response:
+            parts = response.aiter_text()
+            text = await anext(parts)
+            keys("revoke", key.split("-")[1], "--file", str(path))
+
+            async def is_revoked() -> bool:
+                return (await client.get("/v1/models", headers=bearer(key))).status_code == 401
+
+            await eventually(is_revoked)
+            script.go_on.set()
+            text += "".join([part async for part in parts])
+        assert text.endswith("data: [DONE]\n\n")
+        assert '"completion_tokens": 8' in text
+        assert '"error"' not in text
+
+
+async def test_a_limit_of_tokens_that_is_reached_in_mid_stream_counts_for_the_next_request(
+    model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    key = keys("create", "alice", "--file", str(path), "--tokens-per-minute", "4")
+    script = Held()
+    script.go_on.set()
+    async with (
+        weight_node(model, script) as node,
+        router(model, [node], auth={"keys_file": path}) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        body = BODY | {"stream": True, "stream_options": {"include_usage": True}}
+        whole = await client.post("/v1/completions", json=body, headers=bearer(key))
+        assert whole.status_code == 200
+        assert whole.text.endswith("data: [DONE]\n\n")
+        assert '"completion_tokens": 8' in whole.text
+        refused = await client.post("/v1/completions", json=body, headers=bearer(key))
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [("abc-123.X:/=", True), ("", False), ("a b", False), ("x" * 129, False), ("naïve", False)],
@@ -502,3 +566,44 @@ async def test_https_uses_a_new_certificate_without_a_restart(
 def test_https_needs_a_certificate(authority: Authority) -> None:
     with pytest.raises(ConfigurationError, match="http-tls"):
         HttpTls(TlsSettings(ca=authority.ca))
+
+
+async def test_keys_and_salts_keep_computed_prompts_apart(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    alice, bob = (keys("create", name, "--file", str(path)) for name in ("alice", "bob"))
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node], auth={"keys_file": path, "refresh_interval": 0.02}) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        for key, salt in ((alice, None), (bob, None), (alice, "own"), (bob, "own"), (alice, None)):
+            answer = await client.post(
+                "/v1/completions", json=BODY | {"cache_salt": salt}, headers=bearer(key)
+            )
+            assert answer.status_code == 200
+        salts = [request.cache_salt for request in node.requests]
+        assert salts[0] == salts[4]
+        assert len(set(salts)) == 4
+        assert all(salts)
+
+
+async def test_without_keys_requests_share_unless_they_ask_not_to(model: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        for path, body in (
+            ("completions", BODY),
+            ("completions", BODY | {"cache_salt": "s"}),
+            ("chat/completions", chat | {"cache_salt": "s"}),
+            ("responses", {"input": "a", "cache_salt": "s"}),
+        ):
+            answer = await client.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 200
+        assert [request.cache_salt for request in node.requests] == ["", "s", "s", "s"]
+        for salt in ("", "s" * 257, 5):
+            refused = await client.post("/v1/completions", json=BODY | {"cache_salt": salt})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "cache_salt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -123,6 +124,32 @@ def test_a_part_that_breaks_later_ends_the_whole_stack(start: Any, tmp_path: Pat
     code, _, err = stack.wait_end()
     assert code == 1
     assert "the wnode ended with exit code 1: stopped: the stub broke" in err
+    stack.assert_nothing_left()
+
+
+def test_a_part_that_others_stand_in_for_is_started_again_a_few_times(start: Any, tmp_path: Path) -> None:
+    stack = start(replaceable=["wnode"])
+    stack.wait_ready()
+    supervisor, wnode = psutil.Process(stack.process.pid), stack.part("grpc")
+    log_size = (tmp_path / "wnode.log").stat().st_size
+    for _ in range(4):
+        wnode.kill()
+        psutil.wait_procs([wnode], timeout=WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        found: list[psutil.Process] = []
+        while not found and stack.process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found = [p for p in supervisor.children(recursive=True) if "grpc" in p.cmdline()]
+        if found:
+            [wnode] = found
+            stack.descendants.append(wnode)
+    code, _, err = stack.wait_end()
+    assert code == 1
+    assert err.count("it is started again") == 3
+    assert err.count("the wnode was ended by SIGKILL") == 4
+    assert (tmp_path / "wnode.log").stat().st_size >= log_size
     stack.assert_nothing_left()
 
 

@@ -13,6 +13,7 @@ import yaml
 from tests.simulated import STRATEGIES, simulator_of, write_profiles
 
 from kernelflume.scaler.sim.config import parse_config
+from kernelflume.scaler.sim.sweep import combinations
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "simulation.yaml"
 
@@ -43,11 +44,13 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_run_writes_its_report(config: Path, tmp_path: Path) -> None:
-    done = command("run", str(config), "--output", str(tmp_path / "report"))
+    setting = ("--set", "strategies.current.startup_s=3")
+    done = command("run", str(config), "--output", str(tmp_path / "report"), *setting)
     assert done.returncode == 0, done.stderr
     assert "kernelflume" in done.stdout
     report = json.loads((tmp_path / "report" / "results.json").read_text())
     names = ["over", "current", "kernelflume"]
+    assert report["config"]["strategies"][1]["startup_s"] == 3
     assert [result["strategy"] for result in report["results"]] == names
     made = {result["output_tokens"] + result["refused_tokens"] for result in report["results"]}
     assert made == {report["facts"]["output_tokens"]}
@@ -73,6 +76,12 @@ def test_a_bad_configuration_is_one_line_and_code_2(tmp_path: Path) -> None:
     assert "sped" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLE.parent.glob("paper/*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_of_the_paper_is_good(path: Path) -> None:
+    fields = yaml.safe_load(path.read_text())
+    assert len(list(combinations(fields))) > 1
 
 
 def test_the_example_is_good() -> None:

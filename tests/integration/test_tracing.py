@@ -59,7 +59,7 @@ async def traced_rig(url: str, tracer: Tracer) -> AsyncIterator[Rig]:
         yield rig
 
 
-async def _no_grammar(grammar: Any) -> bytes:
+async def _no_grammar(grammar: Any, tenant: str) -> bytes:
     raise NotImplementedError
 
 

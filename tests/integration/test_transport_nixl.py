@@ -128,6 +128,23 @@ def test_a_handle_is_posted_again_with_another_notice_each_time(mode: str) -> No
 
 
 @both_modes
+def test_a_silent_write_that_is_done_is_there_when_the_peer_is_told(mode: str) -> None:
+    with agent(mode) as ours, running_peer("a#1", mode) as peer:
+        ours.connect(peer)
+        plan = ours.transport.plan_writes(
+            peer.name, [Write(ours.region, 0, peer.region, 0, size) for size in (64, NUM_BYTES)], silent=True
+        )
+        for index in (1, 0, 1):
+            ours.transport.post(plan, index)
+            ours.finish(plan, index)
+        ours.transport.notify(peer.name, b"told")
+        assert ours.received_by(peer, 1) == [(ours.transport.name, b"told", ours.memory[:64].tobytes())]
+        assert peer.tell("read") == ours.memory.tobytes()
+        with pytest.raises(LifecycleError, match="silent"):
+            ours.transport.post(plan, 0, b"-")
+
+
+@both_modes
 def test_a_write_and_its_notice_go_on_by_polling_alone(mode: str) -> None:
     with agent(mode) as ours, running_peer("a#1", mode) as peer:
         plan = ours.connect(peer)

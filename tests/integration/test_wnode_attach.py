@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
@@ -13,14 +13,15 @@ from tests.router_parts import SERVICE, eventually
 
 from kernelflume.core.errors import InvalidRequestError
 from kernelflume.core.grammar import Grammar, GrammarKind
+from kernelflume.core.ranges import SequenceRoute
 from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.rpc.channel import Channels
-from kernelflume.rpc.codec import sampling_to_proto
+from kernelflume.rpc.codec import route_from_proto, sampling_to_proto
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.status import failure_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.wnode import attachment, servicer
-from kernelflume.wnode.messages import Cancel, StepOutput, Submit, TokenOutput
+from kernelflume.wnode.messages import Cancel, GoOn, HandOver, StepOutput, Submit, TokenOutput
 from kernelflume.wnode.requests import RequestTable
 from kernelflume.wnode.servicer import WeightNodeServicer
 
@@ -33,7 +34,7 @@ WAIT_S = 20.0
 MAX_IN_FLIGHT = 4
 
 
-async def compile_grammar(grammar: Grammar) -> bytes:
+async def compile_grammar(grammar: Grammar, tenant: str) -> bytes:
     if grammar.text == "bad":
         raise InvalidRequestError("no such regex", parameter="structured_outputs")
     if grammar.text == "slow":
@@ -73,6 +74,12 @@ class Node:
 
         await eventually(done)
 
+    async def taken(self, *last: Command) -> None:
+        async def done() -> bool:
+            return self.commands[-len(last) :] == list(last)
+
+        await eventually(done)
+
     async def cancelled(self, *request_ids: str) -> None:
         async def done() -> bool:
             names = {command.request_id for command in self.commands if isinstance(command, Cancel)}
@@ -89,14 +96,22 @@ class Router:
         self._number = 0
 
     async def submit(
-        self, request_id: str, *, timeout_s: float = 0.0, number: int = 0, **sampling: Any
+        self,
+        request_id: str,
+        *,
+        timeout_s: float = 0.0,
+        number: int = 0,
+        hand_over: bool = False,
+        **sampling: Any,
     ) -> int:
         self._number = number or self._number + 1
         parameters = SamplingParameters(**({"max_tokens": 9} | sampling))
         request = wnode_pb2.GenerateRequest(
             request_id=request_id, prompt_token_ids=[50], sampling=sampling_to_proto(parameters)
         )
-        submission = wnode_pb2.Submission(number=self._number, request=request, timeout_seconds=timeout_s)
+        submission = wnode_pb2.Submission(
+            number=self._number, request=request, timeout_seconds=timeout_s, hand_over=hand_over
+        )
         await self.call.write(wnode_pb2.AttachRequest(submission=submission))
         return self._number
 
@@ -259,6 +274,8 @@ async def test_draining_lets_requests_end_and_takes_no_more(node: Node) -> None:
         await router.submit("a")
         await node.submitted("a")
         node.service.drain()
+        assert await idle.read() == wnode_pb2.AttachReply(draining=True)
+        assert await router.read() == wnode_pb2.AttachReply(draining=True)
         assert await idle.call.code() is grpc.StatusCode.OK
         refused = await router.submit("b")
         assert "shutting down" in str(await router.read_failure(refused))
@@ -266,6 +283,62 @@ async def test_draining_lets_requests_end_and_takes_no_more(node: Node) -> None:
         assert (await router.read()).events[0].event.finish_reason == "stop"
         assert await router.call.code() is grpc.StatusCode.OK
     assert len(node.table) == 0
+
+
+async def test_a_request_is_held_goes_on_and_is_held_again(node: Node) -> None:
+    route = SequenceRoute().with_tail("a-1").extended(3)
+    async with attached(node) as router:
+        number = await router.submit("a")
+        await node.submitted("a")
+        for _ in range(2):
+            await router.call.write(wnode_pb2.AttachRequest(hand_over=number))
+            await node.taken(HandOver("a"))
+            node.step(a=TokenOutput("a", (), held=route))
+            [told] = (await router.read()).events
+            assert route_from_proto(told.event.held.ranges) == route
+            assert not told.event.finish_reason
+            await router.call.write(wnode_pb2.AttachRequest(go_on=number))
+            await node.taken(GoOn("a"))
+        node.step(a=TokenOutput("a", (5,), "stop"))
+        assert (await router.read()).events[0].event.finish_reason == "stop"
+
+
+async def test_orders_for_requests_that_have_ended_are_ignored(node: Node) -> None:
+    async with attached(node) as router:
+        await router.call.write(wnode_pb2.AttachRequest(hand_over=7))
+        await router.call.write(wnode_pb2.AttachRequest(go_on=7))
+        number = await router.submit("a")
+        await node.submitted("a")
+        node.step(a=TokenOutput("a", (5,)))
+        assert list((await router.read()).numbers) == [number]
+        assert not [command for command in node.commands if isinstance(command, HandOver | GoOn)]
+
+
+async def test_a_request_may_be_submitted_to_be_held_after_its_first_token(node: Node) -> None:
+    async with attached(node) as router:
+        await router.submit("a", hand_over=True)
+        await node.submitted("a")
+        assert [command.hands_over for command in node.commands if isinstance(command, Submit)] == [True]
+
+
+async def test_a_router_is_asked_to_move_requests(node: Node) -> None:
+    async with attached(node) as router:
+        numbers = [await router.submit(name) for name in "abc"]
+        await node.submitted("a", "b", "c")
+
+        async def move(**fields: Any) -> tuple[int, wnode_pb2.AttachReply]:
+            request = wnode_pb2.MoveRequestsRequest(**fields)
+            answer = await node.service.MoveRequests(request, cast("Any", None))
+            return answer.num_asked, await router.read()
+
+        num_asked, reply = await move(max_requests=1)
+        assert num_asked == 1
+        assert [(told.number, told.asked_away) for told in reply.events] == [(numbers[0], True)]
+        num_asked, reply = await move(draining=True)
+        assert num_asked == 3
+        assert [told.number for told in reply.events] == numbers
+        assert await router.read() == wnode_pb2.AttachReply(draining=True)
+        assert await move(draining=False) == (0, wnode_pb2.AttachReply(draining=False))
 
 
 async def test_a_router_that_half_closes_gets_the_rest(node: Node) -> None:

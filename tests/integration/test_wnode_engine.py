@@ -5,57 +5,32 @@ Greedy tokens must equal those of dense attention, whatever the nodes, the split
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.inprocess import CONFIG, GEOMETRY, PAGE_TOKENS, LocalAttentionNode, LocalWeightNode
+from tests.engine_rig import EngineRig, prompt
+from tests.inprocess import CONFIG, PAGE_TOKENS, LocalAttentionNode, LocalWeightNode
 
 from kernelflume.core.errors import HandshakeError
-from kernelflume.core.geometry import FP8, KvGeometry
+from kernelflume.core.geometry import FP8
 from kernelflume.transport.loopback import LoopbackNetwork
 from kernelflume.wnode.messages import Adopted, LinkFailed, LinkLost, LinkOffer, StepOutput
 
-Rig = Callable[..., tuple[LocalWeightNode, list[LocalAttentionNode]]]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    network = LoopbackNetwork()
-    parts: list[LocalWeightNode | LocalAttentionNode] = []
-
-    def build(
-        num_nodes: int,
-        *,
-        num_pages: int = 200,
-        active: int | None = None,
-        geometry: KvGeometry = GEOMETRY,
-        **options: object,
-    ) -> tuple[LocalWeightNode, list[LocalAttentionNode]]:
-        weight = LocalWeightNode(network, geometry=geometry, **options)  # type: ignore[arg-type]
-        nodes = [
-            LocalAttentionNode(f"a{i}#1", network, num_pages=num_pages, geometry=geometry)
-            for i in range(num_nodes)
-        ]
-        parts.extend([weight, *nodes])
-        for node in nodes:
-            weight.attach(node)
-        weight.adopt(*[f"a{i}" for i in range(num_nodes if active is None else active)])
-        return weight, nodes
-
-    yield build
-    for part in parts:
-        part.stop() if isinstance(part, LocalAttentionNode) else part.close()
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(256), k=length)  # noqa: S311 - a repeatable prompt
+def rig() -> Iterator[EngineRig]:
+    with EngineRig() as built:
+        yield built
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 3])
 @pytest.mark.parametrize("max_range_tokens", [0, 3])
-def test_tokens_equal_dense_attention(rig: Rig, num_nodes: int, max_range_tokens: int) -> None:
+def test_tokens_equal_dense_attention(rig: EngineRig, num_nodes: int, max_range_tokens: int) -> None:
     weight, _ = rig(num_nodes, max_range_tokens=max_range_tokens)
     prompts = {f"r{length}": prompt(length, length) for length in (1, 2, 5, 17, 40)}
     for name, tokens in prompts.items():
@@ -66,7 +41,9 @@ def test_tokens_equal_dense_attention(rig: Rig, num_nodes: int, max_range_tokens
 
 
 @pytest.mark.parametrize("kv_dtype", [FP8, "bfloat16"])
-def test_narrow_keys_and_values_give_the_same_tokens_on_any_number_of_nodes(rig: Rig, kv_dtype: str) -> None:
+def test_narrow_keys_and_values_give_the_same_tokens_on_any_number_of_nodes(
+    rig: EngineRig, kv_dtype: str
+) -> None:
     geometry = CONFIG.geometry("float32", kv_dtype, "tiny", revision="1")
     prompts = {f"r{length}": prompt(length, length) for length in (1, 2, 5, 17, 40)}
     outputs: list[list[list[int]]] = []
@@ -88,7 +65,7 @@ def test_narrow_keys_and_values_give_the_same_tokens_on_any_number_of_nodes(rig:
     assert outputs[2] == outputs[0]
 
 
-def test_a_node_of_another_format_of_keys_and_values_is_refused_by_name(rig: Rig) -> None:
+def test_a_node_of_another_format_of_keys_and_values_is_refused_by_name(rig: EngineRig) -> None:
     weight, _ = rig(1)
     geometry = CONFIG.geometry("float32", FP8, "tiny", revision="1")
     node = LocalAttentionNode("b#1", LoopbackNetwork(), num_pages=4, geometry=geometry)
@@ -101,7 +78,21 @@ def test_a_node_of_another_format_of_keys_and_values_is_refused_by_name(rig: Rig
         node.stop()
 
 
-def test_a_traced_request_is_told_of_its_steps_and_their_waits(rig: Rig) -> None:
+def test_a_node_with_pages_of_another_size_is_refused_by_the_name_of_the_setting(rig: EngineRig) -> None:
+    weight, _ = rig(1)
+    node = LocalAttentionNode("b#1", rig.network, num_pages=4)
+    try:
+        offer = weight.connector.open("b#1")
+        assert isinstance(offer, LinkOffer)
+        answer = replace(node.connect(offer), page_tokens=2 * PAGE_TOKENS)
+        refused = weight.connector.complete("b#1", answer)
+        assert isinstance(refused, LinkFailed)
+        assert refused.reason == "page_tokens differs: b#1 has 8, the other attention nodes of w#1 have 4"
+    finally:
+        node.stop()
+
+
+def test_a_traced_request_is_told_of_its_steps_and_their_waits(rig: EngineRig) -> None:
     weight, _ = rig(2, max_range_tokens=3)
     weight.submit("traced", prompt(9), traced=True)
     weight.submit("other", prompt(5))
@@ -116,7 +107,7 @@ def test_a_traced_request_is_told_of_its_steps_and_their_waits(rig: Rig) -> None
     assert not any(output.steps for output in outputs if output.request_id == "other")
 
 
-def test_all_pages_are_free_after_the_last_request(rig: Rig) -> None:
+def test_all_pages_are_free_after_the_last_request(rig: EngineRig) -> None:
     weight, nodes = rig(2, max_range_tokens=5)
     for number in range(6):
         weight.submit(str(number), prompt(10 + number, number))
@@ -124,7 +115,7 @@ def test_all_pages_are_free_after_the_last_request(rig: Rig) -> None:
     weight.turn_until(lambda: all(node.num_used_pages == 0 for node in nodes))
 
 
-def test_joining_nodes_take_over_tails_and_tokens_do_not_change(rig: Rig) -> None:
+def test_joining_nodes_take_over_tails_and_tokens_do_not_change(rig: EngineRig) -> None:
     weight, nodes = rig(3, active=1)
     prompts = {str(number): prompt(9, number) for number in range(6)}
     for name, tokens in prompts.items():
@@ -150,7 +141,7 @@ def test_joining_nodes_take_over_tails_and_tokens_do_not_change(rig: Rig) -> Non
     assert moves[2] == 4
 
 
-def test_link_is_closed_only_when_no_range_is_there(rig: Rig) -> None:
+def test_link_is_closed_only_when_no_range_is_there(rig: EngineRig) -> None:
     weight, _ = rig(2, active=1)
     weight.submit("r", prompt(5), max_tokens=40)
     weight.turn_until(lambda: bool(weight.recorder.tokens["r"]))
@@ -162,7 +153,7 @@ def test_link_is_closed_only_when_no_range_is_there(rig: Rig) -> None:
     assert weight.run_all("r") == [weight.reference(prompt(5), 40)]
 
 
-def test_cancel_ends_within_a_step_and_frees_everything(rig: Rig) -> None:
+def test_cancel_ends_within_a_step_and_frees_everything(rig: EngineRig) -> None:
     weight, nodes = rig(2, max_range_tokens=4)
     weight.submit("gone", prompt(30), max_tokens=400)
     weight.submit("stays", prompt(7), max_tokens=20)
@@ -176,7 +167,7 @@ def test_cancel_ends_within_a_step_and_frees_everything(rig: Rig) -> None:
     weight.turn_until(lambda: all(node.num_used_pages == 0 for node in nodes))
 
 
-def test_cancelled_while_waiting_or_unknown(rig: Rig) -> None:
+def test_cancelled_while_waiting_or_unknown(rig: EngineRig) -> None:
     weight, _ = rig(1, max_num_seqs=1)
     weight.submit("first", prompt(3))
     weight.submit("second", prompt(4))
@@ -186,7 +177,7 @@ def test_cancelled_while_waiting_or_unknown(rig: Rig) -> None:
     assert weight.recorder.tokens["second"] == []
 
 
-def test_full_pool_makes_the_youngest_give_way_without_changing_tokens(rig: Rig) -> None:
+def test_full_pool_makes_the_youngest_give_way_without_changing_tokens(rig: EngineRig) -> None:
     weight, nodes = rig(2, num_pages=8)
     prompts = {str(number): prompt(8, number) for number in range(4)}
     for name, tokens in prompts.items():
@@ -196,7 +187,7 @@ def test_full_pool_makes_the_youngest_give_way_without_changing_tokens(rig: Rig)
     weight.turn_until(lambda: all(node.num_used_pages == 0 for node in nodes))
 
 
-def test_request_that_outgrows_the_pool_fails_alone(rig: Rig) -> None:
+def test_request_that_outgrows_the_pool_fails_alone(rig: EngineRig) -> None:
     weight, nodes = rig(1, num_pages=6)
     weight.submit("large", prompt(10), max_tokens=200)
     weight.submit("small", prompt(3), max_tokens=5)
@@ -207,14 +198,14 @@ def test_request_that_outgrows_the_pool_fails_alone(rig: Rig) -> None:
     weight.turn_until(lambda: nodes[0].num_used_pages == 0)
 
 
-def test_request_larger_than_the_pool_is_refused_at_once(rig: Rig) -> None:
+def test_request_larger_than_the_pool_is_refused_at_once(rig: EngineRig) -> None:
     weight, _ = rig(1, num_pages=2)
     weight.submit("large", prompt(PAGE_TOKENS * 3))
     weight.run_all("large")
     assert "hold 8" in weight.recorder.finished["large"].error
 
 
-def test_killed_node_costs_its_own_sequences_a_recomputation(rig: Rig) -> None:
+def test_killed_node_costs_its_own_sequences_a_recomputation(rig: EngineRig) -> None:
     weight, nodes = rig(2)
     prompts = {str(number): prompt(6, number) for number in range(4)}
     for name, tokens in prompts.items():
@@ -230,7 +221,7 @@ def test_killed_node_costs_its_own_sequences_a_recomputation(rig: Rig) -> None:
     assert lost.num_sequences == len(affected)
 
 
-def test_requests_outlive_the_loss_of_every_node(rig: Rig) -> None:
+def test_requests_outlive_the_loss_of_every_node(rig: EngineRig) -> None:
     """One after the other: sequences that were just placed anew lose their node before a row is stored."""
     weight, nodes = rig(3, active=2)
     prompts = {str(number): prompt(6, number) for number in range(4)}
@@ -249,7 +240,7 @@ def test_requests_outlive_the_loss_of_every_node(rig: Rig) -> None:
     weight.turn_until(lambda: nodes[2].num_used_pages == 0)
 
 
-def test_frozen_node_is_lost_at_the_deadline(rig: Rig) -> None:
+def test_frozen_node_is_lost_at_the_deadline(rig: EngineRig) -> None:
     weight, nodes = rig(2, exchange_timeout_s=0.3)
     for number in range(4):
         weight.submit(str(number), prompt(6, number), max_tokens=25)
@@ -260,7 +251,7 @@ def test_frozen_node_is_lost_at_the_deadline(rig: Rig) -> None:
     assert "within 0.3 s" in weight.recorder.of(LinkLost)[0].reason
 
 
-def test_frozen_node_is_not_waited_for_once_it_has_left_the_table(rig: Rig) -> None:
+def test_frozen_node_is_not_waited_for_once_it_has_left_the_table(rig: EngineRig) -> None:
     weight, nodes = rig(2, exchange_timeout_s=600.0)
     for number in range(4):
         weight.submit(str(number), prompt(6, number), max_tokens=25)
@@ -276,7 +267,7 @@ def test_frozen_node_is_not_waited_for_once_it_has_left_the_table(rig: Rig) -> N
     ]
 
 
-def test_forgotten_node_is_not_waited_for_and_used_again_once_it_is_linked_anew(rig: Rig) -> None:
+def test_forgotten_node_is_not_waited_for_and_used_again_once_it_is_linked_anew(rig: EngineRig) -> None:
     weight, nodes = rig(2, exchange_timeout_s=600.0)
     for number in range(4):
         weight.submit(str(number), prompt(6, number), max_tokens=25)
@@ -296,7 +287,7 @@ def test_forgotten_node_is_not_waited_for_and_used_again_once_it_is_linked_anew(
     weight.turn_until(lambda: not weight.inbox.take())
 
 
-def test_node_that_left_the_table_is_recomputed_elsewhere(rig: Rig) -> None:
+def test_node_that_left_the_table_is_recomputed_elsewhere(rig: EngineRig) -> None:
     weight, _ = rig(2)
     for number in range(4):
         weight.submit(str(number), prompt(6, number), max_tokens=25)
@@ -306,7 +297,7 @@ def test_node_that_left_the_table_is_recomputed_elsewhere(rig: Rig) -> None:
     assert outputs == [weight.reference(prompt(6, number), 25) for number in range(4)]
 
 
-def test_requests_wait_for_the_first_node(rig: Rig) -> None:
+def test_requests_wait_for_the_first_node(rig: EngineRig) -> None:
     weight, _ = rig(1, active=0)
     weight.submit("r", prompt(6))
     for _ in range(3):
@@ -316,7 +307,7 @@ def test_requests_wait_for_the_first_node(rig: Rig) -> None:
     assert weight.run_all("r") == [weight.reference(prompt(6), 12)]
 
 
-def test_two_weight_nodes_share_attention_nodes(rig: Rig) -> None:
+def test_two_weight_nodes_share_attention_nodes(rig: EngineRig) -> None:
     first, nodes = rig(2, max_range_tokens=5)
     second = LocalWeightNode(first.transport._network, name="v#1", max_range_tokens=5)
     for node in nodes:
@@ -332,7 +323,7 @@ def test_two_weight_nodes_share_attention_nodes(rig: Rig) -> None:
     second.close()
 
 
-def test_stop_tokens_eos_and_min_tokens(rig: Rig) -> None:
+def test_stop_tokens_eos_and_min_tokens(rig: EngineRig) -> None:
     weight, _ = rig(1)
     expected = weight.reference(prompt(6), 12)
     stop = expected[4]
@@ -344,7 +335,7 @@ def test_stop_tokens_eos_and_min_tokens(rig: Rig) -> None:
     assert weight.recorder.finished["stopped"].stop_token_id == stop
 
 
-def test_seeded_sampling_does_not_depend_on_the_batch(rig: Rig) -> None:
+def test_seeded_sampling_does_not_depend_on_the_batch(rig: EngineRig) -> None:
     weight, _ = rig(2)
     weight.submit("alone", prompt(6), temperature=1.0, seed=5)
     weight.run_all("alone")

@@ -44,7 +44,7 @@ async def compiler(folder: Path) -> AsyncIterator[GrammarCompiler]:
 
 
 async def test_what_is_compiled_here_is_followed_there(folder: Path, compiler: GrammarCompiler) -> None:
-    content = await compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, SCHEMA))
+    content = await compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, SCHEMA), "")
     source = LazyMatcherSource(
         folder, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset(EOS), clock=MonotonicClock()
     )
@@ -84,10 +84,10 @@ async def test_what_cannot_be_followed_is_refused_with_its_reason(
     compiler: GrammarCompiler, kind: GrammarKind, text: str, reason: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=reason) as refused:
-        await compiler.compile(Grammar(kind, text))
+        await compiler.compile(Grammar(kind, text), "")
     assert refused.value.parameter in {"response_format", "structured_outputs"}
     assert "cpp" not in str(refused.value)
-    assert await compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, SCHEMA))
+    assert await compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, SCHEMA), "")
 
 
 @pytest.mark.parametrize(
@@ -104,27 +104,27 @@ async def test_what_cannot_be_followed_is_refused_with_its_reason(
 async def test_what_refers_to_itself_or_nests_compiles(
     compiler: GrammarCompiler, kind: GrammarKind, text: str
 ) -> None:
-    assert await compiler.compile(Grammar(kind, text))
+    assert await compiler.compile(Grammar(kind, text), "")
 
 
 async def test_a_dead_process_is_replaced_and_a_crowd_refused(compiler: GrammarCompiler) -> None:
-    await compiler.compile(Grammar(GrammarKind.REGEX, "x"))
-    process = compiler._process
+    await compiler.compile(Grammar(GrammarKind.REGEX, "x"), "")
+    process = compiler._workers[0]._process
     assert process is not None
     process.kill()
     process.join()
-    crowd = [compiler.compile(Grammar(GrammarKind.REGEX, f"y{number}")) for number in range(40)]
+    crowd = [compiler.compile(Grammar(GrammarKind.REGEX, f"y{number}"), "") for number in range(40)]
     outcomes = await asyncio.gather(*crowd, return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert len(refused) == 8
+    assert len(refused) == 7
     assert all(isinstance(outcome, OverloadedError) for outcome in refused)
 
 
 async def test_whoever_gives_up_leaves_no_answer_behind(compiler: GrammarCompiler) -> None:
-    given_up = asyncio.create_task(compiler.compile(Grammar(GrammarKind.REGEX, "gone")))
+    given_up = asyncio.create_task(compiler.compile(Grammar(GrammarKind.REGEX, "gone"), ""))
     await asyncio.sleep(0)
     given_up.cancel()
-    other = await compiler.compile(Grammar(GrammarKind.REGEX, "kept"))
-    assert b"kept" in other or other != await compiler.compile(Grammar(GrammarKind.REGEX, "gone"))
+    other = await compiler.compile(Grammar(GrammarKind.REGEX, "kept"), "")
+    assert b"kept" in other or other != await compiler.compile(Grammar(GrammarKind.REGEX, "gone"), "")
     with pytest.raises(asyncio.CancelledError):
         await given_up

@@ -13,6 +13,7 @@ from tests.inprocess import CONFIG, LocalAttentionNode, LocalWeightNode
 
 from kernelflume.checkpoint.vocabulary import Vocabulary
 from kernelflume.core.grammar import Grammar, GrammarKind
+from kernelflume.core.resumption import Resumption
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.transport.loopback import LoopbackNetwork
@@ -102,6 +103,29 @@ def test_seeded_tokens_do_not_change_by_company_nodes_or_restarts(rig: Rig) -> N
     assert crowded_losing.recorder.of(LinkLost)
     assert dict(zip(SEEDED, full.run_all(*SEEDED), strict=True)) == alone
     assert full.engine._reporter._num_restarts > 0
+
+
+def test_a_run_goes_on_where_another_one_ended(rig: Rig) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        **SEEDED,
+        "repetition": {"temperature": 0.0, "repetition_penalty": 1.3, "min_tokens": 9},
+        "unseeded": {"temperature": 1.0, "frequency_penalty": 0.5},
+    }
+    whole = rig(1)
+    for name, sampling in settings.items():
+        whole.submit(name, prompt(8), max_tokens=16, **sampling)
+    tokens = dict(zip(settings, whole.run_all(*settings), strict=True))
+    first = {name: whole.recorder.outputs_of(name)[0] for name in settings}
+    told = {name for name, output in first.items() if output.random_key is not None}
+    assert told == {"unseeded"}
+    for num_told in (1, 7, 15):
+        other = rig(2, max_range_tokens=5)
+        other.submit("another", prompt(3), temperature=1.0)
+        for name, sampling in settings.items():
+            resumption = Resumption(tuple(tokens[name][:num_told]), first[name].random_key)
+            other.submit(name, prompt(8), max_tokens=16, resumption=resumption, **sampling)
+        assert other.run_all(*settings) == [tokens[name][num_told:] for name in settings]
+        assert {other.recorder.finished[name].finish_reason for name in settings} == {"length"}
 
 
 def test_min_tokens_and_stop_tokens(rig: Rig) -> None:
@@ -199,6 +223,23 @@ def test_texts_follow_their_grammars_also_when_recomputed(rig: Rig, toolkit: Gra
     assert date[4] == date[7] == "-"
     assert word in {'yes "sir"', "no"}
     assert (rules[0], rules[-1], len(rules)) == ("<", ">", 11)
+
+
+def test_a_text_goes_on_in_its_grammar_where_another_run_ended(rig: Rig, toolkit: GrammarToolkit) -> None:
+    sampling: dict[str, Any] = {"temperature": 1.0, "max_tokens": 40, "ignore_eos": True}
+    grammar = (GrammarKind.REGEX, r"\d{4}-\d{2}-\d{2}")
+    whole = rig(1, eos_token_ids=frozenset({EOS}))
+    whole.submit("date", prompt(10), matcher=matcher_of(toolkit, *grammar), **sampling)
+    [tokens] = whole.run_all("date")
+    key = whole.recorder.outputs_of("date")[0].random_key
+    for num_told in (1, 5, 10):
+        other = rig(1, eos_token_ids=frozenset({EOS}))
+        matcher = matcher_of(toolkit, *grammar)
+        assert all(map(matcher.accept, tokens[:num_told]))
+        resumption = Resumption(tuple(tokens[:num_told]), key)
+        other.submit("date", prompt(10), matcher=matcher, resumption=resumption, **sampling)
+        assert other.run_all("date") == [tokens[num_told:]]
+        assert other.recorder.finished["date"].finish_reason == "stop"
 
 
 def test_a_grammar_that_takes_too_long_ends_its_own_request_alone(rig: Rig, toolkit: GrammarToolkit) -> None:

@@ -1,110 +1,237 @@
-"""Over any series of appends, frees and exhaustion no page is lost or owned twice, and every token stays."""
+"""Over any series of appends, names, shares, ends and exhaustion the pool does what a simple model does."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.page_model import ModelSequence, PageModel
 
+from kernelflume.anode.block_index import Block, BlockIndex
 from kernelflume.anode.host_pages import HostPages
 from kernelflume.anode.kvpool import HeldSequence, KvPool
 from kernelflume.anode.pages import PageAllocator
-from kernelflume.core.errors import KvPoolExhaustedError
+from kernelflume.core.blocks import KEY_BYTES
+from kernelflume.core.errors import KvPoolExhaustedError, LifecycleError
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.runtime.clock import ManualClock
 
 GEOMETRY = KvGeometry(
     model_id="m", model_revision="1", num_layers=2, num_query_heads=2, num_kv_heads=2, head_dim=2,
     dtype="float32", kv_dtype="float32",
 )  # fmt: skip
 NUM_PAGES, PAGE_TOKENS = 12, 3
+IDS = st.integers(0, 3)
+KEYS = [bytes([number]) * KEY_BYTES for number in range(16)]
+FIRST_KEYS = st.integers(0, len(KEYS) - 1)
+TURNS = st.tuples(IDS, st.integers(1, 4), st.integers(0, 2), FIRST_KEYS)
+GONE = b"-" * KEY_BYTES
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Tokens carry distinct numbers, so that any mix-up shows."""
+    """Tokens carry distinct numbers, so that any mix-up shows; names are drawn at random, so they clash."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(
+        is_cache=st.sampled_from([True, True, True, False]),
+        ttl_s=st.sampled_from([0.0, 5.0]),
+        turns=st.lists(TURNS, min_size=3, max_size=6),
+    )
+    def begin(self, is_cache: bool, ttl_s: float, turns: list[tuple[int, int, int, int]]) -> None:
+        self.clock = ManualClock()
         self.pool = KvPool(
-            GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=NUM_PAGES * PAGE_TOKENS * GEOMETRY.token_bytes
+            GEOMETRY,
+            page_tokens=PAGE_TOKENS,
+            num_bytes=NUM_PAGES * PAGE_TOKENS * GEOMETRY.token_bytes,
+            blocks=BlockIndex(self.clock, is_cache=is_cache, ttl_s=ttl_s),
         )
         assert isinstance(self.pool.storage, HostPages)
         self.pages = self.pool.storage
         self.sequences: dict[int, HeldSequence] = {}
-        self.numbers: dict[int, list[int]] = {}
+        self.model = PageModel(NUM_PAGES, PAGE_TOKENS, is_cache, ttl_s)
         self.last_number = 0
+        for turn in turns:
+            self.turn(turn)
+
+    def pair(self, sequence_id: int) -> tuple[HeldSequence, ModelSequence]:
+        return (
+            self.sequences.setdefault(sequence_id, HeldSequence()),
+            self.model.sequences.setdefault(sequence_id, ModelSequence()),
+        )
+
+    def known(self, index: int) -> int:
+        """Return the id of a sequence that holds something, if there is one."""
+        known = [key for key, item in sorted(self.model.sequences.items()) if item.numbers]
+        return known[index % len(known)] if known else index
+
+    @rule(turn=TURNS)
+    def turn(self, turn: tuple[int, int, int, int]) -> None:
+        """What a request does: it grows, and names what it holds."""
+        sequence_id, num_pages, num_more, first_key = turn
+        sequence, model = self.pair(sequence_id)
+        padding = -len(model.numbers) % PAGE_TOKENS
+        self.append(sequence_id, padding + num_pages * PAGE_TOKENS + num_more, 0, one_by_one=False)
+        self.publish_of(sequence, model, first_key)
 
     @rule(
-        sequence_id=st.integers(0, 4),
+        sequence_id=IDS,
         num_tokens=st.integers(1, 10),
-        gap=st.integers(0, 2),
+        gap=st.sampled_from([0, 0, 0, 1, PAGE_TOKENS]),
         one_by_one=st.booleans(),
     )
     def append(self, sequence_id: int, num_tokens: int, gap: int, one_by_one: bool) -> None:
-        sequence = self.sequences.setdefault(sequence_id, HeldSequence())
-        before = (list(sequence.pages), list(sequence.extents), self.pool.allocator.num_free)
-        missing = -(-(sequence.num_tokens + num_tokens) // PAGE_TOKENS) - len(sequence.pages)
+        sequence, model = self.pair(sequence_id)
+        before = (list(sequence.pages), list(sequence.extents), self.pool.blocks.idle_pages)
+        start = model.end + gap
+        num_tokens = 1 if one_by_one else num_tokens
         try:
-            start = sequence.held.end + gap
-            if one_by_one and num_tokens == 1:
+            if one_by_one:
                 slots = np.array([self.pool.append_one(sequence, start)])
             else:
                 slots = self.pool.append(sequence, start, num_tokens)
         except KvPoolExhaustedError:
-            assert missing > self.pool.allocator.num_free
-            assert before == (list(sequence.pages), sequence.extents, self.pool.allocator.num_free)
+            assert self.model.num_needed(model, num_tokens) > self.model.num_free
+            assert before == (list(sequence.pages), sequence.extents, self.pool.blocks.idle_pages)
             return
         numbers = list(range(self.last_number + 1, self.last_number + 1 + num_tokens))
         self.last_number += num_tokens
         rows = np.zeros((2, num_tokens, 2, 2, 2), np.float32)
         rows[:] = np.array(numbers)[None, :, None, None, None]
         self.pool.store(slots, torch.from_numpy(rows))
-        self.numbers.setdefault(sequence_id, []).extend(numbers)
+        self.model.append(model, start, numbers)
 
-    @precondition(lambda self: any(self.numbers.values()))
-    @rule(data=st.data())
-    def retract(self, data: st.DataObject) -> None:
-        sequence_id = data.draw(st.sampled_from(sorted(key for key, held in self.numbers.items() if held)))
-        self.pool.retract(self.sequences[sequence_id])
-        self.numbers[sequence_id].pop()
+    @rule(index=IDS, num_tokens=st.integers(1, 3))
+    def retract(self, index: int, num_tokens: int) -> None:
+        sequence, model = self.pair(self.known(index))
+        for _ in range(min(num_tokens, len(model.numbers))):
+            self.pool.retract(sequence)
+            self.model.retract(model)
 
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        sequence_id = data.draw(st.sampled_from(sorted(self.sequences)))
+    @rule(index=IDS)
+    def release(self, index: int) -> None:
+        sequence_id = self.known(index)
+        self.pair(sequence_id)
         self.pool.release(self.sequences.pop(sequence_id))
-        self.numbers.pop(sequence_id, None)
+        self.model.release(sequence_id)
+
+    @rule(index=IDS, first_key=FIRST_KEYS)
+    def publish(self, index: int, first_key: int) -> None:
+        self.publish_of(*self.pair(self.known(index)), first_key)
+
+    def publish_of(self, sequence: HeldSequence, model: ModelSequence, first_key: int) -> None:
+        blocks = self.model.blocks_of(model, KEYS[first_key:] + KEYS[:first_key])
+        self.pool.publish(sequence, blocks)
+        self.model.publish(model, blocks)
+
+    @rule(
+        index=IDS,
+        key=st.sampled_from(KEYS),
+        block=st.integers(0, NUM_PAGES),
+        count=st.integers(1, PAGE_TOKENS),
+    )
+    def publish_what_is_no_block_of_it(self, index: int, key: bytes, block: int, count: int) -> None:
+        sequence, model = self.pair(self.known(index))
+        start = block * PAGE_TOKENS
+        if Block(key, start, count) not in self.model.blocks_of(model, [key] * len(model.pages)):
+            self.pool.publish(sequence, [Block(key, start, count)])
+
+    @rule(data=st.data(), sequence_id=IDS)
+    def share(self, data: st.DataObject, sequence_id: int) -> None:
+        """Share what follows, up to a name that nothing has."""
+        sequence, model = self.pair(sequence_id)
+        blocks: list[Block] = []
+        options = sorted(page.block for page in self.model.names.values() if page.block is not None)
+        for _ in range(data.draw(st.integers(1, 4))):
+            fit = [block for block in options if self.model.can_share(model, [*blocks, block])]
+            gone = Block(GONE, blocks[-1].start + PAGE_TOKENS if blocks else model.end, PAGE_TOKENS)
+            fit += [gone] if self.model.can_share(model, [*blocks, gone]) else []
+            blocks += [data.draw(st.sampled_from(fit))] if fit else []
+        num_shared = self.model.share(model, blocks)
+        assert self.pool.share(sequence, blocks) == num_shared
+
+    @rule(data=st.data(), sequence_id=IDS)
+    def share_what_may_not_follow(self, data: st.DataObject, sequence_id: int) -> None:
+        sequence, model = self.pair(sequence_id)
+        named = sorted(page.block for page in self.model.names.values() if page.block is not None)
+        blocks = data.draw(st.lists(st.sampled_from(named), max_size=3)) if named else []
+        if not self.model.can_share(model, blocks):
+            with pytest.raises(LifecycleError):
+                self.pool.share(sequence, blocks)
+
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        names = self.model.names
+        keys = data.draw(st.lists(st.sampled_from(sorted(names)), unique=True)) if names else []
+        found = [self.pool.blocks.find(key) for key in keys]
+        self.pool.blocks.touch([page for page in found if page is not None])
+        self.model.touch([names[key] for key in keys])
+
+    @rule(seconds=st.integers(0, 4))
+    def wait(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+        self.model.now += seconds
+        self.pool.book.expire()
+        self.model.expire()
 
     @invariant()
-    def every_page_has_one_owner(self) -> None:
-        owned = [page for sequence in self.sequences.values() for page in sequence.pages]
-        assert len(owned) == len(set(owned))
-        assert all(0 <= page < NUM_PAGES for page in owned)
-        assert len(owned) + self.pool.allocator.num_free == NUM_PAGES
+    def every_page_is_free_idle_or_held_as_often_as_counted(self) -> None:
+        held = [page for sequence in self.sequences.values() for page in sequence.pages]
+        assert all(0 <= page < NUM_PAGES for page in held)
+        assert [self.pool.book.num_holders(page) for page in range(NUM_PAGES)] == [
+            held.count(page) for page in range(NUM_PAGES)
+        ]
+        assert not set(held) & set(self.pool.blocks.idle_pages)
+        assert self.pool.num_free_pages == NUM_PAGES - len(set(held)) == self.model.num_free
+        assert self.pool.book.allocator.num_free == self.pool.num_free_pages - len(self.model.idle)
         for sequence in self.sequences.values():
             assert len(sequence.pages) == -(-sequence.num_tokens // PAGE_TOKENS)
 
     @invariant()
+    def names_and_their_order_of_use_are_those_of_the_model(self) -> None:
+        names = self.model.names
+        named = [page for page in range(NUM_PAGES) if self.pool.blocks.is_named(page)]
+        assert named == sorted(page for key in names if (page := self.pool.blocks.find(key)) is not None)
+        assert len(named) == len(names)
+        assert self.pool.blocks.num_idle_tokens == sum(len(page.numbers) for page, _ in self.model.idle)
+        assert [self.pool.blocks.block_of(page) for page in self.pool.blocks.idle_pages] == [
+            page.block for page, _ in self.model.idle
+        ]
+        for key, model_page in names.items():
+            page = self.pool.blocks.find(key)
+            assert page is not None
+            assert self.pool.blocks.block_of(page) == model_page.block
+            assert model_page.block is not None
+            # What a name stands for is there, whatever became of the sequence that wrote it.
+            first = page * PAGE_TOKENS
+            found = self.pages.bits[0, 0, 0, first : first + model_page.block.num_tokens, 0]
+            assert found.view(np.float32).tolist() == model_page.numbers[: model_page.block.num_tokens]
+
+    @invariant()
     def the_count_of_tokens_is_exact(self) -> None:
-        held = {sequence_id: sequence.num_tokens for sequence_id, sequence in self.sequences.items()}
-        assert self.pool.num_tokens == sum(held.values())
-        assert {sequence_id: len(numbers) for sequence_id, numbers in self.numbers.items() if numbers} == {
-            sequence_id: count for sequence_id, count in held.items() if count
-        }
+        assert self.pool.num_tokens == sum(len(page.numbers) for page in self.model.held)
+        for sequence_id, model in self.model.sequences.items():
+            assert self.sequences[sequence_id].num_tokens == len(model.numbers)
 
     @invariant()
     def every_token_is_where_its_sequence_looks(self) -> None:
-        for sequence_id, numbers in self.numbers.items():
+        for sequence_id, model in self.model.sequences.items():
             views = [self.pages.view(extent) for extent in self.sequences[sequence_id].extents]
-            for layer_and_kind in range(4 if numbers else 0):
+            for layer_and_kind in range(4 if model.numbers else 0):
                 found = torch.cat([view[layer_and_kind] for view in views], dim=2)
-                expected = torch.tensor(numbers, dtype=torch.float32)[None, None, :, None]
+                expected = torch.tensor(model.numbers, dtype=torch.float32)[None, None, :, None]
                 assert found.eq(expected).all()
+            positions = [
+                position
+                for part in self.sequences[sequence_id].held.ranges
+                for position in range(part.start, part.end)
+            ]
+            assert positions == model.positions
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30)
+TestPool.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(st.data())

@@ -1,103 +1,19 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from tests.anode import GEOMETRY, SilentDoorbell, Tokens, WeightNode, with_dtypes
+from tests.anode import Tokens, WeightNode, with_dtypes
+from tests.exchange_node import PAGE_TOKENS, Node, ask, check_layer, queries_of, store
 
 from kernelflume.anode.control import ConnectOrder
-from kernelflume.anode.exchange import Exchange
-from kernelflume.anode.kernels import choose_kernel
-from kernelflume.anode.kvpool import KvPool
 from kernelflume.anode.links import prepare_link
 from kernelflume.core.errors import HandshakeError
-from kernelflume.runtime.clock import ManualClock
 from kernelflume.tensor.reference import dense_attention
 from kernelflume.transport import wire
-from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kernelflume.core.geometry import KvGeometry
-    from kernelflume.transport.doorbell import Doorbell
-
-PAGE_TOKENS = 4
-
-
-class Node:
-    """An attention node's exchange over loopback, and the weight nodes around it."""
-
-    def __init__(self, geometry: KvGeometry = GEOMETRY, *, num_pages: int = 16) -> None:
-        self.geometry = geometry
-        self.network = LoopbackNetwork()
-        self.transport = LoopbackTransport("a#1", self.network)
-        self.doorbell = SilentDoorbell()
-        self.clock = ManualClock()
-        self.pool = KvPool(
-            geometry, page_tokens=PAGE_TOKENS, num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes
-        )
-        self.exchange = Exchange(
-            transport=self.transport,
-            doorbell=cast("Doorbell", self.doorbell),
-            pool=self.pool,
-            kernel=choose_kernel("auto", self.pool),
-            clock=self.clock,
-        )
-
-    def link(self, name: str = "w#1", *, num_lanes: int = 1, max_rows: int = 16) -> WeightNode:
-        transport = self.network.agents.get(name) or LoopbackTransport(name, self.network)
-        node = WeightNode(transport, self.geometry, num_lanes=num_lanes, max_rows=max_rows)
-        self.relink(node)
-        return node
-
-    def relink(self, node: WeightNode) -> None:
-        name = node.transport.name
-        order = ConnectOrder(
-            weight_node=name,
-            metadata=node.transport.metadata(),
-            num_lanes=node.num_lanes,
-            max_rows=node.layout.max_rows,
-            partial_regions=node.partial_regions,
-            doorbell_address="127.0.0.1:7",
-        )
-        self.exchange.replace(name)
-        connected = self.exchange.adopt(prepare_link(order, self.geometry, self.transport, self.pool.device))
-        node.connect("a#1", connected.metadata, connected.query_regions, connected.append_regions)
-
-    def turn(self) -> None:
-        self.exchange.turn(self.transport.poll())
-
-
-def queries_of(geometry: KvGeometry, num_rows: int, seed: int = 0) -> torch.Tensor:
-    """[num_layers, num_rows, num_query_heads, head_dim]"""
-    shape = (geometry.num_layers, num_rows, geometry.num_query_heads, geometry.head_dim)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(
-        getattr(torch, geometry.dtype)
-    )
-
-
-def check_layer(
-    node: WeightNode,
-    queries: torch.Tensor,
-    held: Sequence[tuple[int, Tokens]],
-    layer: int,
-    *,
-    lane: int = 0,
-    bucket_rows: int = 0,
-    tolerance: float = 1e-5,
-) -> None:
-    """Compare a partial with the oracle, for (rows, tokens held) in row order."""
-    partial = node.partial(bucket_rows or len(queries), lane=lane)
-    row = 0
-    for num_rows, tokens in held:
-        rows = slice(row, row + num_rows)
-        expected = dense_attention(queries[rows], tokens.keys[layer], tokens.values[layer])
-        torch.testing.assert_close(partial.out[rows].double(), expected.out, rtol=0, atol=tolerance)
-        torch.testing.assert_close(partial.lse[rows].double(), expected.lse, rtol=0, atol=tolerance)
-        row += num_rows
+from kernelflume.transport.loopback import LoopbackTransport
 
 
 @pytest.mark.parametrize(
@@ -129,33 +45,12 @@ def test_attention_equals_the_oracle_over_ragged_sequences(
         weight.query(queries[layer], layer=layer, step=1, plan=plan)
         node.turn()
         *_, answer = weight.poll()
-        assert answer == wire.Partial(0, layer, 1, wire.RowStatus.OK, 9, node.pool.allocator.num_free)
+        assert answer == wire.Partial(0, layer, 1, wire.RowStatus.OK, 9, node.pool.num_free_pages)
         held = [(1, tokens[12]), (5, tokens[13]), (1, tokens[11])]
         check_layer(weight, queries[layer][:7], held, layer, bucket_rows=9, tolerance=tolerance)
         partial = weight.partial(9)
         assert partial.lse[7:].eq(-torch.inf).all()
         assert partial.out[7:].eq(0).all()
-
-
-def store(node: Node, weight: WeightNode, sequence: int, num_tokens: int, *, lane: int = 0) -> Tokens:
-    """Append a new sequence from position 0 and take the answer in."""
-    tokens = Tokens.random(node.geometry, num_tokens, torch.Generator().manual_seed(sequence))
-    weight.append(tokens.rows(0, num_tokens), [(sequence, num_tokens, 0)], lane=lane)
-    node.turn()
-    assert not cast("wire.Appended", weight.poll()[-1]).failed
-    return tokens
-
-
-def ask(
-    node: Node, weight: WeightNode, plan: list[tuple[int, int, int]], *, step: int = 1, lane: int = 0
-) -> tuple[wire.Partial, torch.Tensor]:
-    """Send layer 0 and return the answer and the queries."""
-    queries = queries_of(node.geometry, sum(rows for _, rows, _ in plan), seed=step)[0]
-    weight.query(queries, layer=0, step=step, plan=plan, lane=lane)
-    node.turn()
-    answer = weight.poll()[-1]
-    assert isinstance(answer, wire.Partial)
-    return answer, queries
 
 
 def test_a_sequence_grows_token_by_token_over_steps() -> None:

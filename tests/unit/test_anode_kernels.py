@@ -122,7 +122,7 @@ def test_the_self_test_passes_and_leaves_the_pool_empty(dtypes: tuple[str, str])
     pool = small_pool(geometry)
     check_kernel(choose_kernel("torch", pool), pool)
     assert pool.num_tokens == 0
-    assert pool.allocator.num_free == 4
+    assert pool.num_free_pages == 4
     assert isinstance(pool.storage, HostPages)
     assert not pool.storage.bits.any()
 

@@ -46,7 +46,7 @@ def measured(*outcomes: Outcome, **changes: Any) -> Measured:
     gaps = Sample(1000, 0)
     gaps.add([0.1, 0.3])
     base: dict[str, Any] = {"outcomes": list(outcomes), "gaps": gaps, "lags_s": array("d", [0.001] * 100)}
-    base |= {"duration_s": 10.0, "client_cpu_s": 0.5, "num_skipped": 0, "interrupted": False}
+    base |= {"begun_s": 0.0, "duration_s": 10.0, "client_cpu_s": 0.5, "num_skipped": 0, "interrupted": False}
     return Measured(**(base | changes))
 
 

@@ -6,14 +6,20 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from kernelflume.cli.options import PlacementPolicy, chosen_roles
+from kernelflume.cli.parts import PartSpec, Probe, member_address
 from kernelflume.cli.prepare import growth_warnings
-from kernelflume.cli.stack import PartSpec, Ports, Probe, StackOptions, base_url, plan_stack
+from kernelflume.cli.stack import Ports, StackOptions, base_url, plan_stack
 from kernelflume.cli.threads import ThreadBudget, all_threads, divide_threads
+from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.roles import WeightNodeRole
+from kernelflume.router.placement.policies import PolicyName
+from kernelflume.router.settings import RouterSettings
 from kernelflume.runtime.settings import load
 from kernelflume.scaler.command import weight_node_command
 from kernelflume.scaler.providers.ray.host import Place
@@ -54,7 +60,7 @@ def plan(options: StackOptions) -> tuple[tuple[PartSpec, ...], ...]:
         options,
         checkpoint=Path("/cache/small"),
         geometry=GEOMETRY,
-        ports=Ports(redis=6000, weight_node=8200),
+        ports=Ports(redis=6000, weight_nodes=(8200, 8201, 8202)),
         threads=ThreadBudget(weight_node=4, weight_node_beside_attention=1, attention_node=2),
         embedded_redis=["valkey-server", "--port", "6000"],
     )
@@ -106,6 +112,15 @@ def test_the_weight_node_rounds_keys_and_values_to_what_the_geometry_says() -> N
     assert flags(weight_node)["--kv-cache-dtype"] == "fp8"
 
 
+def test_prefix_cache_is_switched_off_by_a_flag_alone() -> None:
+    _, (_, weight_node, _) = plan(OPTIONS)
+    assert not [word for word in weight_node.command if "prefix-caching" in word]
+    _, (_, weight_node, _) = plan(replace(OPTIONS, enable_prefix_caching=False))
+    assert "--no-enable-prefix-caching" in weight_node.command
+    settings = ["--model", "small", "--no-enable-prefix-caching"]
+    assert load(WeightNodeSettings, settings, program="wnode").enable_prefix_caching is False
+
+
 def test_the_scaler_alone_learns_the_policy_and_the_profile() -> None:
     told = replace(OPTIONS, policy_file=Path("/etc/policy.yaml"), profile_file=Path("/etc/profile.json"))
     _, (scaler, *others) = plan(told)
@@ -128,7 +143,7 @@ def test_on_ray_all_that_attention_nodes_reach_is_on_the_node_host() -> None:
         options,
         checkpoint=Path("/cache/small"),
         geometry=GEOMETRY,
-        ports=Ports(redis=6000, weight_node=8200),
+        ports=Ports(redis=6000, weight_nodes=(8200, 8201, 8202)),
         threads=all_threads(8),
         embedded_redis=["valkey-server"],
         redis_password="secret",  # noqa: S106 - of a server that nobody starts
@@ -160,7 +175,7 @@ def test_a_weight_node_on_ray_is_started_by_its_host_and_found_by_its_lease() ->
         options,
         checkpoint=Path("/shared/small"),
         geometry=replace(GEOMETRY, model_id="small, but good"),
-        ports=Ports(redis=6000, weight_node=8200),
+        ports=Ports(redis=6000, weight_nodes=(8200, 8201, 8202)),
         threads=all_threads(8),
         embedded_redis=["valkey-server"],
         redis_password="secret",  # noqa: S106 - of a server that nobody starts
@@ -168,7 +183,7 @@ def test_a_weight_node_on_ray_is_started_by_its_host_and_found_by_its_lease() ->
     )
     host = stages[1][1]
     url = "redis://:secret@10.0.0.5:6000/0"
-    assert (host.name, host.probes) == ("wnode", ((Probe.MEMBER, url),))
+    assert (host.name, host.probes) == ("wnode", ((Probe.MEMBER, member_address("w-1", url)),))
     assert host.command[:3] == (sys.executable, "-m", "kernelflume.scaler.weight_host")
     settings = load(WeightHostSettings, list(host.command[3:]), program="host")
     assert (settings.ray.address, settings.ray.num_cpus) == ("head:6379", 4.0)
@@ -187,6 +202,63 @@ def test_a_weight_node_on_ray_is_started_by_its_host_and_found_by_its_lease() ->
     assert (node.redis_url, node.cluster, node.max_model_len) == (url, "test", 512)
     assert node.tracing.otlp_endpoint == "http://127.0.0.1:4317"
     assert node.exit_with_parent
+
+
+def test_several_weight_nodes_have_names_ports_roles_and_devices_of_their_own() -> None:
+    roles = (WeightNodeRole.PREFILL, WeightNodeRole.BOTH, WeightNodeRole.DECODE)
+    options = replace(OPTIONS, weight_node_roles=roles, devices=("cuda:0", "cuda:1"))
+    _, (_, *weight_nodes, router) = plan(options)
+    assert [part.name for part in weight_nodes] == ["wnode-1", "wnode-2", "wnode-3"]
+    assert [part.title for part in weight_nodes] == [
+        "weight node w-1 (prefill)",
+        "weight node w-2",
+        "weight node w-3 (decode)",
+    ]
+    assert all(part.is_replaceable for part in weight_nodes)
+    told = [load(WeightNodeSettings, list(part.command[3:]), program="wnode") for part in weight_nodes]
+    assert [node.node_id for node in told] == ["w-1", "w-2", "w-3"]
+    assert [node.address for node in told] == ["127.0.0.1:8200", "127.0.0.1:8201", "127.0.0.1:8202"]
+    assert [node.role for node in told] == list(roles)
+    assert [node.device for node in told] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert "--placement.policy" not in router.command
+    _, (_, alone, router) = plan(replace(OPTIONS, placement_policy="unified"))
+    assert flags(router)["--placement.policy"] == "unified"
+    assert (alone.name, alone.title, alone.is_replaceable) == ("wnode", "weight node", False)
+
+
+def test_several_weight_nodes_on_ray_are_found_by_their_names() -> None:
+    options = replace(
+        OPTIONS,
+        provider="ray",
+        weight_node_provider="ray",
+        redis_url="redis://s:1/0",
+        weight_node_roles=(WeightNodeRole.PREFILL, WeightNodeRole.DECODE),
+    )
+    [(_, *hosts, _)] = plan(options)
+    assert [host.probes[0][1] for host in hosts] == ["w-1@redis://s:1/0", "w-2@redis://s:1/0"]
+    settings = [load(WeightHostSettings, list(host.command[3:]), program="host") for host in hosts]
+    assert [host.node_id for host in settings] == ["w-1", "w-2"]
+    assert [host.weight_node_args[:2] for host in settings] == [["--role", "prefill"], ["--role", "decode"]]
+
+
+@pytest.mark.parametrize("policy", get_args(PlacementPolicy))
+def test_the_router_knows_every_policy(policy: str) -> None:
+    assert load(RouterSettings, ["--model=m", f"--placement.policy={policy}"], program="r").placement.policy
+    assert len(get_args(PlacementPolicy)) == len(PolicyName)
+
+
+def test_roles_of_weight_nodes() -> None:
+    both, prefill, decode = WeightNodeRole.BOTH, WeightNodeRole.PREFILL, WeightNodeRole.DECODE
+    assert chosen_roles(None, "") == (both,)
+    assert chosen_roles(2, "") == (both, both)
+    assert chosen_roles(None, "prefill,decode,decode") == (prefill, decode, decode)
+    for number, roles, reason in (
+        (2, "prefill,decode,both", "3 roles for 2 weight nodes"),
+        (None, "decode,decode", "takes prompts"),
+        (None, "prefill", "takes what follows"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            chosen_roles(number, roles)
 
 
 def test_on_one_machine_nothing_of_ray_is_told_and_loopback_does() -> None:
@@ -242,6 +314,18 @@ def test_cores_are_shared(
     assert divide_threads(num_cpus, num_nodes) == ThreadBudget(weight_node, beside, attention_node)
 
 
+@pytest.mark.parametrize(
+    ("num_cpus", "num_weight_nodes", "weight_node", "beside", "attention_node"),
+    [(2, 2, 1, 1, 1), (2, 3, 1, 1, 1), (16, 2, 8, 1, 7), (16, 4, 4, 1, 6), (17, 2, 8, 1, 7)],
+)
+def test_weight_nodes_share_cores_as_well(
+    num_cpus: int, num_weight_nodes: int, weight_node: int, beside: int, attention_node: int
+) -> None:
+    shared = divide_threads(num_cpus, 2, num_weight_nodes=num_weight_nodes)
+    assert shared == ThreadBudget(weight_node, beside, attention_node)
+    assert all_threads(num_cpus, num_weight_nodes=num_weight_nodes).weight_node == weight_node
+
+
 GIB = 1024**3
 
 
@@ -292,7 +376,7 @@ def test_devices_are_passed_on_only_where_they_were_asked_for() -> None:
 
     assert "--device" not in words()
     assert "--attention-node-devices" not in words()
-    asked = words(device="cuda:0", attention_devices=("cuda:1", "cuda:2"))
+    asked = words(devices=("cuda:0",), attention_devices=("cuda:1", "cuda:2"))
     assert "--device cuda:0" in asked
     assert '--attention-node-devices ["cuda:1", "cuda:2"]' in asked
 
@@ -307,6 +391,6 @@ def test_dummy_weights_are_told_to_all_who_know_the_model() -> None:
 
 
 def test_keys_and_values_on_gpus_are_not_counted_against_host_memory() -> None:
-    on_gpus = replace(OPTIONS, device="cuda", attention_devices=("cuda",))
+    on_gpus = replace(OPTIONS, devices=("cuda",), attention_devices=("cuda",))
     assert OPTIONS.uses_host_memory
     assert not on_gpus.uses_host_memory

@@ -9,12 +9,14 @@ import pytest
 import torch
 from tests.anode import GEOMETRY, with_dtypes
 
+from kernelflume.anode.block_index import Block
 from kernelflume.anode.gpu.decode import uses_tensor_cores
 from kernelflume.anode.gpu.device_kernels import TorchDeviceKernel, choose_device_kernel, workspace_bytes
 from kernelflume.anode.gpu.device_pages import DevicePages
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence, KvPool
+from kernelflume.core.blocks import KEY_BYTES
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import FP8, KvGeometry
 from kernelflume.cuda.requirements import flashinfer_limit
@@ -125,3 +127,27 @@ def test_scratch_holds_what_a_captured_decode_may_be_planned_for(rows: int) -> N
     # FlashInfer 0.6.12 asked for 1,279 tiles of 16 rows of 32 heads at 1,024 decode rows of groups of 4.
     tiles = max(33, rows * 4 // 16 + rows - 1)
     assert workspace_bytes(geometry, rows, 132) > tiles * 16 * 32 * 128 * 4
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", FP8])
+def test_a_shared_page_is_copied_within_the_pages_of_a_device(kv_dtype: str) -> None:
+    geometry = with_dtypes("float32", kv_dtype)
+    pool = KvPool(geometry, page_tokens=PAGE_TOKENS, num_bytes=8 * PAGE_TOKENS * geometry.token_bytes)
+    pages = DevicePages(geometry, page_tokens=PAGE_TOKENS, num_pages=8, device=torch.device("cpu"))
+    pool.storage = pages
+    shape = (geometry.num_layers, 7, 2, geometry.num_kv_heads, geometry.head_dim)
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(getattr(torch, kv_dtype))
+    first, second = HeldSequence(), HeldSequence()
+    pages.store(pool.append(first, 0, 6), rows[:, :6])
+    blocks = [Block(b"a" * KEY_BYTES, 0, 4), Block(b"b" * KEY_BYTES, 4, 2)]
+    pool.publish(first, blocks)
+    assert pool.share(second, blocks) == 2
+    slot = pool.append_one(second, 6)
+    pages.store(np.array([slot]), rows[:, 6:])
+    assert first.pages[0] == second.pages[0]
+    assert first.pages[1] != second.pages[1]
+    for sequence, num_tokens in ((first, 6), (second, 7)):
+        for layer in range(geometry.num_layers):
+            held = pages.gather(layer, torch.tensor(list(sequence.pages)))
+            found = held.transpose(1, 2).flatten(0, 1)[:num_tokens]
+            assert found.float().eq(rows[layer, :num_tokens].float()).all()

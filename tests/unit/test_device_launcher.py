@@ -91,14 +91,14 @@ def test_another_number_of_tokens_than_planned_is_a_mismatch_and_launches_nothin
 def test_a_step_that_is_given_up_is_forgotten_once() -> None:
     node = Node()
     node.step(1, [], [(1, 0)])
-    free = node.pool.allocator.num_free
+    free = node.pool.num_free_pages
     node.step(2, [(1, 1)], [(1, 1), (2, 0)])
     retract_step(node.link, 1, node.pool)  # not the last one launched
     assert node.held(1) == 2
     for _ in range(2):
         retract_step(node.link, 2, node.pool)
         assert (node.held(1), node.held(2)) == (1, 0)
-        assert node.pool.allocator.num_free == free
+        assert node.pool.num_free_pages == free
     assert node.step(3, [(1, 1)], [(1, 1)]).status is RowStatus.OK
 
 

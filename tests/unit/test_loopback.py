@@ -37,6 +37,17 @@ def test_a_write_brings_data_and_then_its_notice() -> None:
     assert pair.target.sum() == sum(range(16, 24))
 
 
+def test_a_silent_write_brings_data_alone() -> None:
+    pair = Pair()
+    plan = pair.a.plan_writes("b", [pair.write(0, 4), pair.write(16, 8)], silent=True)
+    pair.a.post(plan, 1)
+    assert pair.a.is_done(plan, 1)
+    assert pair.b.poll() == []
+    assert pair.target[24:32].tolist() == list(range(16, 24))
+    with pytest.raises(LifecycleError, match="silent"):
+        pair.a.post(plan, 0, b"-")
+
+
 def test_notices_go_both_ways() -> None:
     pair = Pair()
     pair.a.notify("b", b"1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -36,7 +37,8 @@ LIES: list[tuple[str, Any]] = [
     *(("num_layers", value) for value in NO_LAYERS),
     *(("prewarm_s", value) for value in NO_SECONDS),
     *(("projection_s", {"points": points}) for points in NO_POINTS),
-    *(("projection_s", 3), ("projection_s", None)),
+    *(("projection_s", 3), ("projection_s", None), ("prefill_s", 3)),
+    *(("prefill_s", {"points": points}) for points in NO_POINTS),
     *(("schema", 0), ("schema", None), ("model_id", 3), ("hardware", None), ("attention_bytes_per_s", 0)),
     *(("mood", "fine"), ("prewarm_s", LEFT_OUT), ("projection_s", LEFT_OUT)),
 ]
@@ -44,6 +46,14 @@ LIES: list[tuple[str, Any]] = [
 
 def test_a_profile_is_read_back() -> None:
     assert PerformanceProfile.from_dict(json.loads(json.dumps(PROFILE.to_dict()))) == PROFILE
+
+
+def test_what_prompts_take_is_read_back_and_unknown_in_earlier_files() -> None:
+    measured = dataclasses.replace(PROFILE, prefill_s=Curve(((16.0, 0.1), (64.0, 0.2))))
+    fields = json.loads(json.dumps(measured.to_dict()))
+    assert PerformanceProfile.from_dict(fields) == measured
+    del fields["prefill_s"]
+    assert PerformanceProfile.from_dict(fields | {"schema": 2}).prefill_s is None
 
 
 @pytest.mark.parametrize("fields", [[], 5, None, "text", [[1, 2]], {}])

@@ -81,7 +81,9 @@ def test_windows_are_merged_by_their_medians() -> None:
 
 def test_a_profile_rises_with_rows_and_takes_the_scan_off_the_exchange() -> None:
     steps = [measured(1, 0.1), measured(8, 0.3, held_tokens=1000), measured(32, 0.2, attention_s=3e-3)]
-    profile = assemble(steps, GEOMETRY, hardware="here", bytes_per_s=1.024e9, prewarm_s=3.0)
+    profile = assemble(
+        steps, GEOMETRY, hardware="here", bytes_per_s=1.024e9, prewarm_s=3.0, prefills=[(16, 0.2), (64, 0.1)]
+    )
     assert [seconds for _, seconds in profile.post_attention_s.points] == pytest.approx([0.005, 0.015, 0.015])
     # 2 ms, 1 ms of 2 ms, and 3 ms.
     assert [seconds for _, seconds in profile.exchange_s.points] == pytest.approx([2e-3, 2e-3, 3e-3])
@@ -91,9 +93,13 @@ def test_a_profile_rises_with_rows_and_takes_the_scan_off_the_exchange() -> None
 
 def test_the_summary_has_a_line_for_each_number_of_rows() -> None:
     steps = [measured(1, 0.1), measured(32, 0.2)]
-    profile = assemble(steps, GEOMETRY, hardware="here", bytes_per_s=4e9, prewarm_s=3.0)
+    profile = assemble(
+        steps, GEOMETRY, hardware="here", bytes_per_s=4e9, prewarm_s=3.0, prefills=[(16, 0.2), (64, 0.1)]
+    )
     lines = summary(profile, steps).splitlines()
     assert lines[0] == "m on here"
     assert lines[3].split() == ["1", "100.00", "25.00", "20.00", "50.00", "10.00"]
     assert "attention bandwidth  4.00 GB/s" in lines
+    # More tokens never take less time.
+    assert "prompts              200 (16), 200 (64) ms to the first token (tokens)" in lines
     assert "exchange             2000 (1), 2000 (32) us a layer (rows)" in lines

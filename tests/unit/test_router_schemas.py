@@ -34,9 +34,11 @@ def test_null_means_unset_everywhere() -> None:
 
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
-    assert chat(logprobs=False, logit_bias={}, best_of=1) == chat()
+    assert chat(logprobs=False, logit_bias={}) == chat()
+    assert chat(n=2, best_of=2).n == completion(n=2, best_of=2).n == 2
+    assert chat(best_of=1).n == 1
     assert chat(modalities=["text"], service_tier="auto") == chat()
-    assert completion(suffix="", best_of=1) == completion()
+    assert completion(suffix="") == completion()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
 from kernelflume.scaler.sim.prefix_cache import PrefixCache
-from kernelflume.scaler.sim.runs import run_many
+from kernelflume.scaler.sim.runs import run_many, run_one
 from kernelflume.scaler.sim.sessions import Session, Turn
+from kernelflume.scaler.sim.strategy_settings import KernelFlume
 from kernelflume.scaler.sim.sweep import combinations, spread
 from kernelflume.scaler.sim.workload import build_demand
 from kernelflume.scaler.sim.workload_settings import Workload
@@ -54,7 +55,9 @@ def test_sessions_of_a_lost_node_are_computed_again_and_all_is_decoded(folder: P
 def test_with_copies_a_lost_node_costs_no_computation_but_twice_the_memory(folder: Path) -> None:
     sessions = [session(number, (300, 900)) for number in range(6)]
     simulator = simulator_of(folder, sessions, concurrency=6)
-    [strategy] = [one for one in simulator.config.strategies if one.name == "copies"]
+    strategy = simulator.config.strategies[-1]
+    assert isinstance(strategy, KernelFlume)
+    assert strategy.spot is not None
     # Six nodes where two would hold it all: there is always room for what one of them held.
     roomy = strategy.policy.model_copy(update={"minimum_nodes": 6})
     seldom = strategy.spot.model_copy(update={"preemptions_per_node_hour": 150})
@@ -258,7 +261,10 @@ def test_configurations_run_in_processes_as_in_one(folder: Path) -> None:
         for seed in (1, 2, 3)
     ]
     costs = [
-        [[one.cost_usd for one in results] for results in run_many(configs, folder, num_processes=count)]
+        [
+            [one.cost_usd for one in results]
+            for _, results in run_many(configs, folder, num_processes=count, task=run_one)
+        ]
         for count in (1, 2)
     ]
     assert costs[0] == costs[1]

@@ -13,6 +13,7 @@ from kernelflume.transport import wire
 
 PLAN = np.array([(1, 1, 700), (2**40, 31, 0)], wire.PLAN_DTYPE)
 ENTRIES = np.array([(7, 1, 700), (8, 2, 0), (7, 1, 701)], wire.APPEND_DTYPE)
+BLOCKS = np.array([(b"k" * 16, 0, 64), (b"\0" * 16, 64, 64), (b"\xff" * 16, 2**32 - 1, 1)], wire.BLOCK_DTYPE)
 
 NOTICES: list[wire.WireNotice] = [
     wire.Warm(answer=False),
@@ -32,6 +33,12 @@ NOTICES: list[wire.WireNotice] = [
     wire.Stepped(step=5, status=wire.RowStatus.OK, num_free_pages=3, failed=(9, 2**40)),
     wire.Stepped(step=5, status=wire.RowStatus.MISMATCH, num_free_pages=3),
     wire.Retract(step=2**32 - 1),
+    wire.Find(number=2**32 - 1, keys=BLOCKS["key"]),
+    wire.Found(number=7, is_here=np.array([True, False, True, True, False, False, True, True, True])),
+    wire.Share(sequence=2**63, blocks=BLOCKS),
+    wire.Shared(sequence=2**63, num_blocks=2, num_free_pages=9),
+    wire.Publish(sequence=2**63, appends=2**32 - 1, blocks=BLOCKS[1:]),
+    wire.Published(sequence=3, num_blocks=512, num_free_pages=2**32 - 1),
     wire.LaneData(wire.Kind.LANE_QUERY, lane=1, layer=126, step=2**32 - 1),
     wire.LaneData(wire.Kind.LANE_APPEND, lane=0, layer=0, step=7),
     wire.LaneData(wire.Kind.LANE_PARTIAL, lane=3, layer=31, step=7),

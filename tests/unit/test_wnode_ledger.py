@@ -1,4 +1,4 @@
-"""Token ranges opened for a cause, and pages counted as the attention nodes count them."""
+"""Token ranges opened for a cause, where blocks begin; pages counted as the attention nodes count them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 if TYPE_CHECKING:
     from kernelflume.wnode.sequence import Sequence
 
+from kernelflume.core.ranges import SequenceRoute
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
+
+PAGE_TOKENS = FakeLink("").page_tokens
 
 
 def store(ledger: Ledger, sequence: Sequence, num_rows: int) -> None:
@@ -69,12 +72,14 @@ def test_last_page_is_filled_before_a_page_is_counted() -> None:
     assert first is not None
     assert [write.num_new_pages for write in first] == [1]
     ledger.commit(sequence, first)
+    sequence.num_computed = 3
     ledger.links.of_node("a").num_usable_pages = 0  # type: ignore[union-attr, misc]
     ledger.begin_step([sequence])
     second = ledger.place(sequence, 1)
     assert second is not None
     assert [write.num_new_pages for write in second] == [0]
     ledger.commit(sequence, second)
+    sequence.num_computed = 4
     ledger.begin_step([sequence])
     assert ledger.place(sequence, 1) is None
 
@@ -86,7 +91,7 @@ def test_two_sequences_of_a_step_do_not_take_the_same_page() -> None:
     assert ledger.place(make_sequence(1, request_id="2"), 1) is None
 
 
-def test_adopted_node_takes_over_some_tails_at_their_next_token() -> None:
+def test_adopted_node_takes_over_some_tails_at_their_next_block() -> None:
     ledger = make_ledger(FakeLink("a"), FakeLink("b"), active=("a",))
     sequences: list[Sequence] = []
     for number in range(4):
@@ -142,6 +147,81 @@ def test_draining_node_keeps_its_ranges_and_gets_no_token_more() -> None:
     assert ledger.rebalance([sequence]) == 1
     store(ledger, sequence, 2)
     assert spans(sequence) == [("a", 0, 4), ("b", 4, 6)]
+
+
+def test_block_is_filled_where_it_was_begun_before_its_tail_moves() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b")), make_sequence(4)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 5)
+    ledger.links.of_node("a").num_usable_pages = 0  # type: ignore[union-attr, misc]
+    ledger.adopt(AdoptedTable(2, ("b",), frozenset({"a", "b"})))
+    assert ledger.rebalance([sequence]) == 1
+    for _ in range(2):
+        store(ledger, sequence, 1)
+        assert spans(sequence) == [("a", 0, sequence.num_computed)]
+    ledger.adopt(AdoptedTable(3, ("b",), frozenset({"a", "b"})))
+    assert ledger.rebalance([sequence]) == 0  # it is on its way
+    store(ledger, sequence, 4)
+    assert spans(sequence) == [("a", 0, 8), ("b", 8, 11)]
+    store(ledger, sequence, 1)
+    assert spans(sequence) == [("a", 0, 8), ("b", 8, 12)]
+
+
+def test_block_is_filled_while_no_node_is_active_and_no_other_is_begun() -> None:
+    ledger, sequence = make_ledger(FakeLink("a")), make_sequence(4)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 3)
+    ledger.adopt(AdoptedTable(2, (), frozenset({"a"})))
+    ledger.rebalance([sequence])
+    store(ledger, sequence, 1)
+    ledger.begin_step([sequence])
+    assert ledger.place(sequence, 1) is None
+    assert ledger.page_tokens == 0
+
+
+def test_one_chunk_that_fills_a_block_and_goes_on_is_one_write() -> None:
+    ledger, sequence = make_ledger(FakeLink("a")), make_sequence(40)
+    store(ledger, sequence, 3)
+    ledger.begin_step([sequence])
+    (write,) = ledger.place(sequence, 10) or ()
+    assert (write.num_rows, write.num_new_pages, write.opens_range) == (10, 3, False)
+
+
+def share(sequence: Sequence, *spans: tuple[str, int]) -> None:
+    """Let a sequence begin with what nodes hold: so many tokens each."""
+    route = SequenceRoute()
+    for node_id, num_tokens in spans:
+        route = route.with_tail(node_id).extended(num_tokens)
+    sequence.share(1, route)
+
+
+def test_shared_beginning_is_gone_on_with_where_it_ends() -> None:
+    ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b", num_usable_pages=90)), make_sequence(20)
+    share(sequence, ("a", 8))
+    store(ledger, sequence, 12)
+    assert spans(sequence) == [("a", 0, 20)]
+
+
+def test_shared_beginning_is_left_for_a_node_with_far_more_room_or_when_its_own_leaves() -> None:
+    for links, active in (
+        ((FakeLink("a", num_usable_pages=40), FakeLink("b")), ("a", "b")),
+        ((FakeLink("a", num_usable_pages=0), FakeLink("b", num_usable_pages=7)), ("a", "b")),
+        ((FakeLink("a"), FakeLink("b")), ("b",)),
+    ):
+        ledger, sequence = make_ledger(*links, active=active), make_sequence(20)
+        share(sequence, ("b", 4), ("a", 4))
+        store(ledger, sequence, 5)
+        store(ledger, sequence, 7)
+        assert spans(sequence) == [("b", 0, 4), ("a", 4, 8), ("b", 8, 20)]
+
+
+def test_what_follows_a_shared_beginning_is_spread_where_it_is_long() -> None:
+    links = [FakeLink("a", num_usable_pages=20), FakeLink("b", num_usable_pages=14)]
+    ledger, sequence = make_ledger(*links, spread_tokens=8), make_sequence(48)
+    share(sequence, ("b", 8))
+    for _ in range(4):
+        store(ledger, sequence, 10)
+    assert spans(sequence) == [("b", 0, 16), ("a", 16, 48)]
 
 
 def test_node_at_its_threshold_is_left_while_another_is_below_its_own() -> None:
@@ -227,6 +307,41 @@ def test_routes_cover_every_token_once_and_pages_are_never_overdrawn(
             assert link.num_usable_pages >= 0
         sequence.num_computed += num_rows
         assert sequence.route.num_tokens == sequence.num_computed
+        assert all(owned.tokens.start % PAGE_TOKENS == 0 for owned in sequence.route.ranges)
         for fake, count in zip(links, pages, strict=True):
             held = sequence.route.num_tokens_on(fake.node_id)
             assert -(-held // fake.page_tokens) == count - fake.num_usable_pages
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.sets(st.sampled_from("abc"))), min_size=1, max_size=30),
+    st.integers(0, 9),
+    st.integers(0, 8),
+)
+def test_ranges_begin_where_blocks_do_whatever_tables_come(
+    steps: list[tuple[int, set[str]]], max_range_tokens: int, spread_tokens: int
+) -> None:
+    ledger = make_ledger(
+        *map(FakeLink, "abc"), max_range_tokens=max_range_tokens, spread_tokens=spread_tokens
+    )
+    sequences = [make_sequence(30, request_id=str(number)) for number in (1, 2)]
+    for number, sequence in enumerate(sequences):
+        sequence.sequence_id = number + 1
+    for epoch, (num_rows, active) in enumerate(steps):
+        ledger.adopt(AdoptedTable(epoch + 2, tuple(sorted(active)), frozenset("abc")))
+        ledger.rebalance([sequence for sequence in sequences if sequence.num_computed])
+        ledger.begin_step(sequences)
+        for sequence in sequences:
+            before = sequence.route.tail_node_id
+            writes = ledger.place(sequence, num_rows)
+            if writes is None:
+                assert not active
+                continue
+            begun = [write for write in writes if write.opens_range]
+            assert {write.node_id for write in begun} <= active
+            in_block = -sequence.num_computed % PAGE_TOKENS
+            ledger.commit(sequence, writes)
+            sequence.num_computed += num_rows
+            assert all(owned.tokens.start % PAGE_TOKENS == 0 for owned in sequence.route.ranges)
+            # A node that is not active any more gets no more than its block wants.
+            assert before in (None, *active) or num_rows <= in_block or sequence.route.tail_node_id in active

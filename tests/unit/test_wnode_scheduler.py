@@ -6,7 +6,8 @@ import pytest
 from tests.wnode_fakes import FakeLink, make_ledger, make_sequence
 
 from kernelflume.core.errors import LifecycleError
-from kernelflume.wnode.scheduler import BatchLimits, Scheduler
+from kernelflume.core.ranges import SequenceRoute
+from kernelflume.wnode.scheduler import BatchLimits, Plan, Scheduler
 from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
 
 
@@ -19,7 +20,7 @@ def make_scheduler(
 
 def step(scheduler: Scheduler) -> dict[str, int]:
     """Schedule and commit one step; return rows by request. Sampled sequences get one token."""
-    batch, _ = scheduler.schedule()
+    batch = scheduler.schedule().batch
     if batch is None:
         return {}
     sampled = {id(chunk) for chunk in batch.chunks if chunk.samples}
@@ -55,7 +56,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
 def test_nothing_runs_without_an_attention_node() -> None:
     scheduler = make_scheduler()
     scheduler.submit(make_sequence(3))
-    assert scheduler.schedule() == (None, None)
+    assert scheduler.schedule() == Plan()
     assert scheduler.refusals() == []
 
 
@@ -80,7 +81,8 @@ def test_youngest_gives_way_when_the_pool_is_full_and_keeps_its_tokens() -> None
     link.num_usable_pages = 0
     for _ in range(3):
         step(scheduler)
-    batch, victim = scheduler.schedule()
+    plan = scheduler.schedule()
+    batch, victim = plan.batch, plan.victim
     assert victim is not None
     assert victim.request_id == "young"
     assert batch is None or all(chunk.sequence is not victim for chunk in batch.chunks)
@@ -99,10 +101,10 @@ def test_nobody_gives_way_while_pages_are_being_freed() -> None:
     step(scheduler)
     link.num_usable_pages = 0
     step(scheduler)
-    link.num_frees_in_flight = 1
-    assert scheduler.schedule() == (None, None)
-    link.num_frees_in_flight = 0
-    assert scheduler.schedule()[1] is not None
+    link.is_settling = True
+    assert scheduler.schedule() == Plan()
+    link.is_settling = False
+    assert scheduler.schedule().victim is not None
 
 
 def test_nobody_gives_way_while_no_attention_node_is_left() -> None:
@@ -112,7 +114,7 @@ def test_nobody_gives_way_while_no_attention_node_is_left() -> None:
         scheduler.submit(make_sequence(3, request_id=name))
     step(scheduler)
     scheduler._ledger.links = make_ledger().links
-    assert scheduler.schedule() == (None, None)
+    assert scheduler.schedule() == Plan()
     scheduler._ledger.links = make_ledger(FakeLink("a"), FakeLink("b")).links
     assert step(scheduler) == {"one": 1, "two": 1}
 
@@ -163,10 +165,82 @@ def test_rows_of_one_node_lie_side_by_side() -> None:
         scheduler.submit(make_sequence(length, request_id=request_id))
     while scheduler.waiting or not all(sequence.is_decoding for sequence in scheduler.running):
         step(scheduler)
-    batch, _ = scheduler.schedule()
+    batch = scheduler.schedule().batch
     assert batch is not None
     routes = [chunk.sequence.route.node_ids for chunk in batch.chunks]
     assert {len(route) for route in routes} == {1, 2}
     for node_id in "ab":
         places = [place for place, route in enumerate(routes) if node_id in route]
         assert places == list(range(places[0], places[-1] + 1))
+
+
+def wait_sharing(scheduler: Scheduler, num_prompt: int, *, request_id: str, num_shared: int) -> Sequence:
+    """Queue a sequence that shares its first tokens with others."""
+    sequence = make_sequence(num_prompt, request_id=request_id)
+    scheduler.submit(sequence)
+    sequence.share(scheduler.new_id(), SequenceRoute().with_tail("a").extended(num_shared))
+    return sequence
+
+
+def test_sequence_runs_once_it_has_looked_up_and_none_overtakes_it() -> None:
+    scheduler = make_scheduler(FakeLink("a"))
+    for name in ("first", "second"):
+        scheduler.submit(make_sequence(4, request_id=name))
+    assert scheduler.schedule(lambda sequence: sequence.request_id == "second") == Plan()
+    assert scheduler.schedule(lambda _: True).batch is not None
+    assert [sequence.request_id for sequence in scheduler.running] == ["first", "second"]
+
+
+def test_only_what_is_not_shared_needs_room_and_is_computed() -> None:
+    link = FakeLink("a", num_pages=6, num_usable_pages=2)
+    scheduler = make_scheduler(link)
+    sequence = wait_sharing(scheduler, 19, request_id="shares", num_shared=16)
+    shared_under = sequence.sequence_id
+    assert step(scheduler) == {"shares": 3}
+    assert sequence.sequence_id == shared_under
+    assert sequence.num_cached == 16
+    assert [(owned.node_id, owned.tokens.end) for owned in sequence.route.ranges] == [("a", 19)]
+
+
+def test_waiting_sequences_give_back_before_a_running_one_gives_way() -> None:
+    link = FakeLink("a", num_pages=10, num_usable_pages=10)
+    scheduler = make_scheduler(link)
+    scheduler.submit(make_sequence(4, request_id="runs"))
+    step(scheduler)
+    waiting = [wait_sharing(scheduler, 12, request_id=name, num_shared=8) for name in ("first", "second")]
+    scheduler.submit(make_sequence(12, request_id="third"))
+    link.num_usable_pages = 0
+    plan = scheduler.schedule()
+    assert (plan.victim, plan.returns) == (None, tuple(waiting))
+    assert scheduler.is_starved
+    for sequence in waiting:
+        before = sequence.sequence_id
+        scheduler.give_back(sequence)
+        assert sequence.sequence_id != before
+        assert (sequence.num_computed, sequence.route) == (0, SequenceRoute())
+    link.is_settling = True
+    assert scheduler.schedule() == Plan()
+    link.is_settling = False
+    victim = scheduler.schedule().victim
+    assert victim is not None
+    assert victim.request_id == "runs"
+
+
+def test_of_what_waits_only_the_first_keeps_what_it_shares_when_nothing_runs() -> None:
+    link = FakeLink("a", num_pages=10, num_usable_pages=1)
+    scheduler = make_scheduler(link)
+    wait_sharing(scheduler, 20, request_id="first", num_shared=8)
+    second = wait_sharing(scheduler, 20, request_id="second", num_shared=8)
+    plan = scheduler.schedule()
+    assert (plan.batch, plan.victim, plan.returns) == (None, None, (second,))
+
+
+def test_cached_tokens_are_the_fewest_of_all_runs_before_the_first_token() -> None:
+    scheduler = make_scheduler(FakeLink("a"))
+    sequence = wait_sharing(scheduler, 30, request_id="r", num_shared=8)
+    step(scheduler)
+    assert sequence.num_cached == 8
+    scheduler.restart(sequence)
+    sequence.share(scheduler.new_id(), SequenceRoute().with_tail("a").extended(20))  # its own, too
+    step(scheduler)
+    assert sequence.num_cached == 8

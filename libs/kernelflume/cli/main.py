@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,10 @@ from kernelflume.cli.bench.command import bench
 from kernelflume.cli.drain import drain
 from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.keys import keys_commands
+from kernelflume.cli.move import move
 from kernelflume.cli.options import DEFAULT_SCALER, MODEL_HELP, Dtype, KvCacheDtype, LoadFormat, ScalerAddress
 from kernelflume.cli.output import output_console
+from kernelflume.cli.page_check import check_pages
 from kernelflume.cli.policy import policy_commands
 from kernelflume.cli.profile_command import profile
 from kernelflume.cli.progress import reporter_for
@@ -28,6 +31,7 @@ from kernelflume.cli.serve import serve
 from kernelflume.cli.top import top
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.v1 import scaler_pb2
+from kernelflume.runtime.service import EXIT_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,9 +57,21 @@ def show_status(
     *,
     scaler: ScalerAddress = DEFAULT_SCALER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Instead, ask every node whether each of its pages is accounted for; exit code 1 if not.",
+        ),
+    ] = False,
     channels: Channels,
 ) -> None:
     """Show nodes with state and occupancy, how the pool is scaled, recent decisions, sequences and ranges."""
+    if check:
+        with errors_as_exit():
+            result = check_pages(scaler, channels, wait=time.sleep)
+        typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else "\n".join(result.lines()))
+        raise typer.Exit(EXIT_FAILED if result.faults else 0)
     with errors_as_exit(), scaler_admin(scaler, channels) as admin:
         topology = admin.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=CALL_TIMEOUT_S)
     if as_json:
@@ -67,6 +83,7 @@ def show_status(
 app.command(short_help="Watch nodes, occupancy and decisions live.")(top)
 app.command(short_help="Add or drain nodes until there are so many.")(scale)
 app.command(short_help="Drain the nodes that are named.")(drain)
+app.command(short_help="Hand a weight node's requests over to others.")(move)
 app.add_typer(policy_commands, name="policy")
 app.add_typer(keys_commands, name="keys")
 app.command(short_help="Measure a model for the scaling policy.")(profile)

@@ -36,6 +36,8 @@ _POLL_S = 0.05
 _WINDOW_STEPS = 16
 """Steps that a weight node reports the medians of: readings this far apart share none."""
 _SCAN_READING_S = 1.0
+_FIRST_PROMPT = 1000
+"""Number of the first prompt that is measured by itself: those that decode together have lower ones."""
 _MAX_OUTPUT_TOKENS = 100_000
 """More than any measurement lasts; the model's own limit may be lower."""
 _PREWARM_PHASES = ("launching", "prewarming")
@@ -51,6 +53,7 @@ class StackMeter:
         self._scaler = scaler_pb2_grpc.ScalerAdminStub(self._channels[1])
         self._clock = MonotonicClock()
         self._requests: set[asyncio.Task[None]] = set()
+        self._num_prompts = _FIRST_PROMPT
 
     async def close(self) -> None:
         """Close the channels."""
@@ -111,6 +114,24 @@ class StackMeter:
             await self._until(enough, "the attention node does not tell how fast it reads keys and values")
         return median(readings)
 
+    async def measure_prefill(self, num_tokens: int) -> float:
+        """Return how long the idle stack takes for a prompt, up to its first token.
+
+        Raises:
+            UnavailableError: no token came.
+            KernelFlumeError: the request failed.
+        """
+        card = await self._weight.GetModel(wnode_pb2.GetModelRequest(), timeout=_CALL_TIMEOUT_S)
+        self._num_prompts += 1  # no beginning of a prompt is kept from one before
+        began = self._clock.now()
+        call = self._weight.Generate(
+            _request(_prompt(self._num_prompts, num_tokens, card.vocab_size), 1), timeout=_MEASURE_TIMEOUT_S
+        )
+        async for event in call:
+            if event.token_ids:
+                return self._clock.now() - began
+        raise UnavailableError(f"a prompt of {num_tokens} tokens was answered without a token")
+
     async def measure_prewarm(self, rows: int) -> float:
         """Add an attention node while ``rows`` sequences decode, remove it again, and return T_prewarm.
 
@@ -154,13 +175,7 @@ class StackMeter:
         card = await self._weight.GetModel(wnode_pb2.GetModelRequest(), timeout=_CALL_TIMEOUT_S)
         max_tokens = min(_MAX_OUTPUT_TOKENS, card.max_model_len - num_tokens)
         self._requests = {
-            asyncio.create_task(
-                self._generate(
-                    # Prompts that differ, of ids that every vocabulary has.
-                    [1 + (7 * number + position) % (card.vocab_size - 1) for position in range(num_tokens)],
-                    max_tokens,
-                )
-            )
+            asyncio.create_task(self._generate(_prompt(number, num_tokens, card.vocab_size), max_tokens))
             for number in range(num_sequences)
         }
         try:
@@ -178,13 +193,7 @@ class StackMeter:
         await self._until(idle, "the weight node does not become idle")
 
     async def _generate(self, prompt: list[int], max_tokens: int) -> None:
-        request = wnode_pb2.GenerateRequest(
-            request_id=f"profile-{uuid.uuid4().hex}",
-            prompt_token_ids=prompt,
-            sampling=wnode_pb2.SamplingParameters(max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0),
-        )
-        request.sampling.ignore_eos = True
-        call = self._weight.Generate(request, timeout=_MEASURE_TIMEOUT_S)
+        call = self._weight.Generate(_request(prompt, max_tokens), timeout=_MEASURE_TIMEOUT_S)
         try:
             async for _ in call:
                 continue
@@ -208,3 +217,18 @@ class StackMeter:
             if deadline.expired:
                 raise DeadlineError(f"after {deadline.seconds:g} s {complaint}")
             await asyncio.sleep(_POLL_S)
+
+
+def _prompt(number: int, num_tokens: int, vocab_size: int) -> list[int]:
+    """Return a prompt that differs from those of other numbers, of ids that every vocabulary has."""
+    return [1 + (7 * number + position) % (vocab_size - 1) for position in range(num_tokens)]
+
+
+def _request(prompt: list[int], max_tokens: int) -> wnode_pb2.GenerateRequest:
+    request = wnode_pb2.GenerateRequest(
+        request_id=f"profile-{uuid.uuid4().hex}",
+        prompt_token_ids=prompt,
+        sampling=wnode_pb2.SamplingParameters(max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0),
+    )
+    request.sampling.ignore_eos = True
+    return request

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.figures import is_number
+from kernelflume.core.roles import WeightNodeRole
 
 DEFAULT_SCALER = "127.0.0.1:8100"
 
@@ -45,6 +47,45 @@ def device_names(text: str) -> str:
     for name in text.split(",") if text else ():
         device_name(name)
     return text
+
+
+def weight_devices(text: str) -> str:
+    """Let devices of weight nodes through: all of one kind, for they share attention nodes."""
+    names = text.split(",")
+    for name in names:
+        device_name(name)
+    if len({name.partition(":")[0] for name in names}) > 1:
+        raise typer.BadParameter("weight nodes on CPUs and GPUs cannot share attention nodes")
+    return text
+
+
+def weight_roles(text: str) -> str:
+    """Let roles of weight nodes through that are separated by commas; none at all too."""
+    known = [str(role) for role in WeightNodeRole]
+    for name in text.split(",") if text else ():
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}")
+    return text
+
+
+def chosen_roles(num_nodes: int | None, roles: str) -> tuple[WeightNodeRole, ...]:
+    """Return the role of each weight node.
+
+    Raises:
+        ConfigurationError: the number and the roles disagree, or nobody takes one part of requests.
+    """
+    if not roles:
+        return (WeightNodeRole.BOTH,) * (num_nodes or 1)
+    chosen = tuple(map(WeightNodeRole, roles.split(",")))
+    if num_nodes is not None and num_nodes != len(chosen):
+        raise ConfigurationError(
+            f"--weight-node-roles: {len(chosen)} roles for {num_nodes} weight nodes (--weight-nodes)"
+        )
+    if not any(role.takes_prompts for role in chosen):
+        raise ConfigurationError("--weight-node-roles: none of the weight nodes takes prompts")
+    if not any(role.takes_decoding for role in chosen):
+        raise ConfigurationError("--weight-node-roles: none of the weight nodes takes what follows prompts")
+    return chosen
 
 
 def amounts(text: str) -> str:
@@ -109,6 +150,10 @@ LoadFormat = Annotated[
         "config.json and a tokenizer. For benchmarks; what such a model answers is meaningless."
     ),
 ]
+
+
+PlacementPolicy = Literal["least_loaded", "lmetric", "sticky", "unified", "ps_always", "cache_gate"]
+"""As the router's setting, which says what they mean."""
 
 
 def new_operation_id() -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from kernelflume.checkpoint.source import resolve
+from kernelflume.cli.parts import LOCALHOST
 from kernelflume.cli.readiness import store_fault
-from kernelflume.cli.stack import LOCALHOST, PartSpec, Ports, StackOptions, plan_stack
+from kernelflume.cli.stack import Ports, StackOptions, plan_stack
 from kernelflume.cli.tables import size
 from kernelflume.cli.threads import all_threads, divide_threads
 from kernelflume.core.errors import ConfigurationError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kernelflume.checkpoint.source import Checkpoint
+    from kernelflume.cli.parts import PartSpec
     from kernelflume.cli.progress import StartReporter
     from kernelflume.core.geometry import KvGeometry
 
@@ -182,7 +184,10 @@ def growth_warnings(options: StackOptions, *, available_bytes: int, num_cpus: in
             f"{size(available_bytes)} of memory are available: {fitting} fit"
         )
     threads = divide_threads(
-        num_cpus, options.num_attention_nodes, node_threads=options.attention_node_threads
+        num_cpus,
+        options.num_attention_nodes,
+        num_weight_nodes=options.num_weight_nodes,
+        node_threads=options.attention_node_threads,
     ).attention_node
     if threads > 1 and most * threads > num_cpus:
         warnings.append(
@@ -252,24 +257,29 @@ def plan(
             cannot be kept in that format.
     """
     host = options.node_host
-    ports = Ports(redis=free_port(host), weight_node=free_port(host))
+    ports = Ports(
+        redis=free_port(host), weight_nodes=tuple(free_port(host) for _ in options.weight_node_roles)
+    )
     cpus = len(os.sched_getaffinity(0))
     # Whoever reaches this machine would reach an embedded server too.
     password = "" if host == LOCALHOST else secrets.token_urlsafe(_PASSWORD_BYTES)
     return plan_stack(
         options,
         checkpoint=checkpoint.path,
-        geometry=geometry_of(checkpoint, options.dtype, options.kv_cache_dtype, options.device),
+        geometry=geometry_of(checkpoint, options.dtype, options.kv_cache_dtype, options.devices[0]),
         ports=ports,
         threads=divide_threads(
-            cpus, num_sharing or options.num_attention_nodes, node_threads=options.attention_node_threads
+            cpus,
+            num_sharing or options.num_attention_nodes,
+            num_weight_nodes=options.num_weight_nodes,
+            node_threads=options.attention_node_threads,
         )
         if options.is_local
-        else all_threads(cpus),
+        else all_threads(cpus, num_weight_nodes=options.num_weight_nodes),
         embedded_redis=()
         if options.redis_url
         else embedded_command(ports.redis, options.log_dir, host=host, password=password),
         redis_password=password,
         weight_bytes=checkpoint.weights.num_elements
-        * DTYPE_BYTES[checkpoint.config.concrete_dtype(options.dtype, options.device)],
+        * DTYPE_BYTES[checkpoint.config.concrete_dtype(options.dtype, options.devices[0])],
     )

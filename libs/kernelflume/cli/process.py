@@ -14,7 +14,7 @@ from kernelflume.runtime.tether import tethered
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kernelflume.cli.stack import PartSpec
+    from kernelflume.cli.parts import PartSpec
 
 
 def log_path(log_dir: Path, spec: PartSpec) -> Path:
@@ -35,15 +35,15 @@ class ManagedProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, spec: PartSpec, log_dir: Path) -> ManagedProcess:
-        """Start the part with ``log_dir/<name>.log``, written anew, as its output.
+    async def start(cls, spec: PartSpec, log_dir: Path, *, again: bool = False) -> ManagedProcess:
+        """Start the part with ``log_dir/<name>.log`` as its output: written anew, or ``again`` at its end.
 
         Raises:
             ConfigurationError: the log file cannot be written.
         """
         path = log_path(log_dir, spec)
         try:
-            log = path.open("wb")
+            log = path.open("ab" if again else "wb")
         except OSError as error:
             raise ConfigurationError(f"log-dir: cannot write {path}: {error.strerror}") from error
         with log:

@@ -16,10 +16,10 @@ import grpc
 import psutil
 
 from kernelflume.cli.measure import StackMeter
+from kernelflume.cli.parts import LOCALHOST, Probe
 from kernelflume.cli.prepare import check_memory, find_model, geometry_of, make_log_dir, plan, with_ports
 from kernelflume.cli.profile_plan import assemble, plan_profile
 from kernelflume.cli.readiness import Readiness
-from kernelflume.cli.stack import LOCALHOST, Probe
 from kernelflume.cli.supervisor import StackInterruptedError, Supervisor, adopt_orphans
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.rpc.status import error_of
@@ -28,9 +28,10 @@ from kernelflume.runtime.clock import MonotonicClock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernelflume.cli.parts import PartSpec
     from kernelflume.cli.profile_plan import MeasuredSteps, ProfilePlan
     from kernelflume.cli.progress import StartReporter
-    from kernelflume.cli.stack import PartSpec, StackOptions
+    from kernelflume.cli.stack import StackOptions
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.profile import PerformanceProfile
 
@@ -194,6 +195,14 @@ async def _measure(
     )
     reporter.ready("scan", title, clock.now() - began)
 
+    title, began = "prompts", clock.now()
+    prefills = []
+    for number, num_tokens in enumerate(measurements.prefill_tokens):
+        reporter.fraction("prompts", title, number / len(measurements.prefill_tokens))
+        seconds = [await meter.measure_prefill(num_tokens) for _ in range(measurements.num_prefills)]
+        prefills.append((num_tokens, median(seconds)))
+    reporter.ready("prompts", title, clock.now() - began)
+
     title, began = "prewarm", clock.now()
     prewarms = []
     for number in range(measurements.num_prewarms):
@@ -202,6 +211,11 @@ async def _measure(
     reporter.ready("prewarm", title, clock.now() - began)
 
     profile = assemble(
-        steps, geometry, hardware=hardware(), bytes_per_s=bytes_per_s, prewarm_s=median(prewarms)
+        steps,
+        geometry,
+        hardware=hardware(),
+        bytes_per_s=bytes_per_s,
+        prewarm_s=median(prewarms),
+        prefills=prefills,
     )
     return profile, tuple(steps)

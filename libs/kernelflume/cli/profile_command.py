@@ -10,8 +10,9 @@ from rich.console import Console
 
 from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.options import MODEL_HELP, Dtype, KvCacheDtype, state_dir
+from kernelflume.cli.parts import LOCALHOST
 from kernelflume.cli.progress import reporter_for
-from kernelflume.cli.stack import LOCALHOST, StackOptions
+from kernelflume.cli.stack import StackOptions
 from kernelflume.runtime.settings import parse_size
 
 
@@ -90,6 +91,7 @@ def profile(
             transport_error_handling=transport_error_handling,
             log_level="info",
             log_dir=(state_dir() / "profile").absolute(),
+            enable_prefix_caching=False,
         ),
         rows=rows,
         is_quick=quick,

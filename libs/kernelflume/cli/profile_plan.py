@@ -19,6 +19,9 @@ DEFAULT_ROWS = (1, 2, 4, 8, 16, 32)
 QUICK_ROWS = (1, 4, 16)
 PROMPT_TOKENS = 16
 """Of each sequence whose steps are measured: their attention is to be short beside the rest."""
+PREFILL_TOKENS = (16, 64, 256, 512)
+QUICK_PREFILL_TOKENS = (16, 256)
+"""Of the prompts that are measured by themselves."""
 _SPARE_TOKENS = 512
 """Room for what a sequence generates while it is measured."""
 _POOL_SHARE = 0.8
@@ -38,6 +41,9 @@ class ProfilePlan:
     num_scans: int
     """Readings of the attention node's bandwidth."""
     num_prewarms: int
+    prefill_tokens: tuple[int, ...]
+    num_prefills: int
+    """Prompts of each length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,8 @@ def plan_profile(
         scan_tokens=-(-num_tokens // num_sequences),
         num_scans=1 if is_quick else 5,
         num_prewarms=1 if is_quick else 3,
+        prefill_tokens=QUICK_PREFILL_TOKENS if is_quick else PREFILL_TOKENS,
+        num_prefills=1 if is_quick else 5,
     )
 
 
@@ -112,6 +120,7 @@ def assemble(
     hardware: str,
     bytes_per_s: float,
     prewarm_s: float,
+    prefills: Sequence[tuple[int, float]],
 ) -> PerformanceProfile:
     """Return the profile that follows from the measurements.
 
@@ -121,6 +130,7 @@ def assemble(
         hardware: what it was measured on, for people.
         bytes_per_s: attention bandwidth.
         prewarm_s: T_prewarm.
+        prefills: (tokens, seconds) of prompts, ascending.
     """
 
     def curve(seconds: Callable[[MeasuredSteps], float]) -> Curve:
@@ -144,6 +154,14 @@ def assemble(
         exchange_s=curve(exchange_s),
         attention_bytes_per_s=bytes_per_s,
         prewarm_s=prewarm_s,
+        prefill_s=Curve(
+            tuple(
+                (float(tokens), seconds)
+                for (tokens, _), seconds in zip(
+                    prefills, accumulate((seconds for _, seconds in prefills), max), strict=True
+                )
+            )
+        ),
     )
 
 
@@ -165,8 +183,11 @@ def summary(profile: PerformanceProfile, steps: Sequence[MeasuredSteps]) -> str:
         ]
         figures = (times.step_s, *layers, times.overhead_s)
         lines.append(" ".join((f"{times.rows:>4}", *(f"{1e3 * figure:>9.2f}" for figure in figures))))
+    points = profile.prefill_s.points if profile.prefill_s is not None else ()
+    prompts = ", ".join(f"{1e3 * seconds:.0f} ({tokens:.0f})" for tokens, seconds in points)
     lines += [
         "",
+        f"prompts              {prompts} ms to the first token (tokens)",
         f"attention bandwidth  {profile.attention_bytes_per_s / 1e9:.2f} GB/s",
         f"exchange             {exchange} us a layer (rows)",
         f"prewarm              {profile.prewarm_s:.2f} s",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kernelflume.cli.stack import WEIGHT_NODE_ID, Probe
+from kernelflume.cli.parts import Probe
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.leases import NodeKind
 from kernelflume.core.routing import NodeState
@@ -95,7 +95,8 @@ class Readiness:
             return None
         return f"connected to {num_prepared} of {self._num_attention_nodes} attention nodes"
 
-    async def _member(self, url: str) -> str | None:
+    async def _member(self, address: str) -> str | None:
+        node_id, _, url = address.partition("@")
         store = RedisStore(url, cluster=self._cluster, timeout_s=PROBE_TIMEOUT_S)
         try:
             living = await store.living(NodeKind.WEIGHT)
@@ -104,7 +105,7 @@ class Readiness:
         finally:
             await store.close()
         for record in living:
-            if record.node_id == WEIGHT_NODE_ID:
+            if record.node_id == node_id:
                 return await self._grpc(record.address) or await self._connected(record.address)
         return "it has not told its address yet"
 

@@ -6,9 +6,10 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
+from kernelflume.cli.parts import LOCALHOST
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.readiness import Readiness
-from kernelflume.cli.stack import LOCALHOST, base_url
+from kernelflume.cli.stack import base_url
 from kernelflume.cli.supervisor import Supervisor, adopt_orphans
 from kernelflume.rpc.channel import PLAINTEXT
 from kernelflume.runtime.clock import MonotonicClock
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from kernelflume.cli.stack import PartSpec, StackOptions
+    from kernelflume.cli.parts import PartSpec
+    from kernelflume.cli.stack import StackOptions
     from kernelflume.rpc.channel import Channels
 
 
@@ -50,7 +52,12 @@ async def run_stages(
     readiness = Readiness(
         cluster=options.cluster, num_attention_nodes=options.num_attention_nodes, channels=channels
     )
-    supervisor = Supervisor(log_dir=options.log_dir, readiness=readiness, clock=MonotonicClock())
+    supervisor = Supervisor(
+        log_dir=options.log_dir,
+        readiness=readiness,
+        clock=MonotonicClock(),
+        tell=lambda text: err.print(text, markup=False, highlight=False, soft_wrap=True),
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.ask_stop)

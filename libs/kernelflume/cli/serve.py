@@ -17,12 +17,16 @@ from kernelflume.cli.options import (
     Dtype,
     KvCacheDtype,
     LoadFormat,
+    PlacementPolicy,
     amounts,
-    device_name,
+    chosen_roles,
     device_names,
     state_dir,
     utf8,
+    weight_devices,
+    weight_roles,
 )
+from kernelflume.cli.parts import LOCALHOST
 from kernelflume.cli.progress import reporter_for
 from kernelflume.cli.run import run_stages
 from kernelflume.cli.scaling_files import (
@@ -43,7 +47,7 @@ from kernelflume.cli.security import (
     tls_settings,
     tracing_settings,
 )
-from kernelflume.cli.stack import LOCALHOST, StackOptions
+from kernelflume.cli.stack import StackOptions
 from kernelflume.runtime.settings import parse_size
 
 
@@ -71,10 +75,39 @@ def serve(
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
     load_format: LoadFormat = "auto",
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Keep what was computed, while there is room, for requests that begin alike.",
+        ),
+    ] = True,
     device: Annotated[
         str,
-        typer.Option(callback=device_name, help="Where the model computes: cpu, cuda or cuda:N."),
+        typer.Option(
+            callback=weight_devices,
+            metavar="DEVICE,...",
+            help="Where the model computes: cpu, cuda or cuda:N; weight nodes take several in turn.",
+        ),
     ] = "cpu",
+    weight_nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Weight nodes, each with all weights. [default: 1, or as many as roles]"),
+    ] = None,
+    weight_node_roles: Annotated[
+        str,
+        typer.Option(
+            callback=weight_roles,
+            metavar="ROLE,...",
+            help="What each weight node takes: `both`, `prefill` (prompts) or `decode` (what follows). "
+            "[default: both]",
+            show_default=False,
+        ),
+    ] = "",
+    placement_policy: Annotated[
+        PlacementPolicy | None,
+        typer.Option(help="How the router chooses among weight nodes. [default: least_loaded]"),
+    ] = None,
     attention_devices: Annotated[
         str,
         typer.Option(
@@ -127,8 +160,8 @@ def serve(
     weight_node_provider: Annotated[
         Literal["process", "ray"],
         typer.Option(
-            help="Where the weight node runs: on this machine, or with --provider ray as an actor too. The "
-            "model's folder must then be readable under the same path on its Ray node."
+            help="Where weight nodes run: on this machine, or with --provider ray as actors too. The "
+            "model's folder must then be readable under the same path on their Ray nodes."
         ),
     ] = "process",
     weight_node_cpus: Annotated[
@@ -185,10 +218,10 @@ def serve(
         typer.Option(help="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317. [default: none]"),
     ] = None,
 ) -> None:
-    """Run the whole stack on this machine: store, scaler, attention nodes, weight node and router.
+    """Run the whole stack on this machine: store, scaler, attention nodes, weight nodes and router.
 
     With `--provider ray` attention nodes run on the machines of a Ray cluster instead, and with
-    `--weight-node-provider ray` so does the weight node. Everything but the router then listens where those
+    `--weight-node-provider ray` so do weight nodes. Everything but the router then listens where those
     machines reach it: keep that network to yourself.
 
     A setting of a service that has no flag here is given by its environment variable, such as
@@ -208,6 +241,7 @@ def serve(
         profile_file = readable(PROFILE_FLAG, profile)
         facts = read_facts(policy_file)
         provider = chosen_provider(provider_asked, facts)
+        roles = chosen_roles(weight_nodes, weight_node_roles)
     options = StackOptions(
         model=model,
         served_model_names=tuple(served_model_name or ()),
@@ -223,13 +257,16 @@ def serve(
         scaler_port=scaler_port,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        attention_devices=tuple(attention_devices.split(",")) if attention_devices else (device,),
+        devices=tuple(device.split(",")),
+        weight_node_roles=roles,
+        placement_policy=placement_policy or "",
+        attention_devices=tuple((attention_devices or device).split(",")),
         max_model_len=max_model_len,
         redis_url=redis_url,
         cluster=cluster,
         seed=seed,
         load_format=load_format,
+        enable_prefix_caching=enable_prefix_caching,
         transport_error_handling=transport_error_handling or ("none" if provider == "process" else "peer"),
         log_level=log_level,
         log_dir=(log_dir or state_dir() / str(port)).absolute(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from kernelflume.cli.parts import CPU, LOCALHOST, PartSpec, Probe, service
+from kernelflume.cli.weight_parts import weight_node_parts
+from kernelflume.core.roles import WeightNodeRole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,30 +16,6 @@ if TYPE_CHECKING:
 
     from kernelflume.cli.threads import ThreadBudget
     from kernelflume.core.geometry import KvGeometry
-
-LOCALHOST = "127.0.0.1"
-WEIGHT_NODE_ID = "w-1"
-
-
-class Probe(StrEnum):
-    """How one knows that a part can do its work."""
-
-    STORE = "store"
-    """The routing-table store answers a read."""
-    GRPC = "grpc"
-    """The gRPC health check says SERVING."""
-    TOPOLOGY = "topology"
-    """The scaler reports as many active attention nodes as were asked for, or more."""
-    CONNECTED = "connected"
-    """The weight node has prepared as many attention nodes as were asked for."""
-    MEMBER = "member"
-    """The weight node's lease is in the store, and GRPC and CONNECTED hold at the address that it tells."""
-    HTTP = "http"
-    """GET /ready answers 200."""
-
-
-CPU = "cpu"
-"""The device of nodes that nobody gives another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +43,18 @@ class StackOptions:
     log_dir: Path
     kv_cache_dtype: str = "auto"
     """As the weight node's setting."""
-    device: str = CPU
-    """Where the weight node computes: ``cpu``, ``cuda`` or ``cuda:N``."""
+    devices: tuple[str, ...] = (CPU,)
+    """Where weight nodes compute, taken in turn: ``cpu``, ``cuda`` or ``cuda:N``, all of one kind."""
+    weight_node_roles: tuple[WeightNodeRole, ...] = (WeightNodeRole.BOTH,)
+    """Role of each weight node; as many are started."""
+    placement_policy: str = ""
+    """As the router's placement.policy; empty for its own."""
     attention_devices: tuple[str, ...] = (CPU,)
     """Where attention nodes keep and attend to keys and values, taken in turn."""
     load_format: str = "auto"
     """``auto`` or ``dummy``: see ``DummyWeights``."""
+    enable_prefix_caching: bool = True
+    """As the weight node's setting."""
     common_flags: tuple[str, ...] = ()
     """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
     admin_token_file: Path | None = None
@@ -89,13 +73,18 @@ class StackOptions:
     ray_address: str = "auto"
     """As the scaler's ray.address."""
     node_host: str = LOCALHOST
-    """Address of this machine under which attention nodes reach the store and the weight node."""
+    """Address of this machine under which attention nodes reach the store and weight nodes."""
     weight_node_provider: str = "process"
-    """``process`` or ``ray``: where the weight node runs."""
+    """``process`` or ``ray``: where weight nodes run."""
     weight_node_cpus: float = 1.0
     """CPUs that a weight node on Ray asks for; also the threads of its kernels."""
     weight_node_resources: str = "{}"
     """Custom resources that a weight node on Ray asks for, as the JSON object that Ray's settings take."""
+
+    @property
+    def num_weight_nodes(self) -> int:
+        """Weight nodes that are started."""
+        return len(self.weight_node_roles)
 
     @property
     def dummy_seed(self) -> int | None:
@@ -118,22 +107,8 @@ class Ports:
     """Ports of the parts that nobody chooses by hand."""
 
     redis: int
-    weight_node: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartSpec:
-    """One program of the stack."""
-
-    name: str
-    """Also the name of its log file."""
-    title: str
-    """What a person is told it is."""
-    command: tuple[str, ...]
-    probes: tuple[tuple[Probe, str], ...]
-    """What must hold before it counts as ready, each with the address it is asked at."""
-    stop_grace_s: float = 5.0
-    """How long it may take to end in order before it is killed."""
+    weight_nodes: tuple[int, ...]
+    """Of each in turn."""
 
 
 def plan_stack(
@@ -181,33 +156,26 @@ def plan_stack(
         *("--served-model-id", geometry.model_id),
         *("--dtype", geometry.dtype),
         *("--kv-cache-dtype", options.kv_cache_dtype),
-        *(("--device", options.device) if options.device != CPU else ()),
         *("--seed", str(options.seed)),
         *weights,
+        *(() if options.enable_prefix_caching else ("--no-enable-prefix-caching",)),
         *transport,
         *lengths,
     )
-    if options.weight_node_provider == "ray":
-        weight_node = _ray_weight_node(
-            options,
-            checkpoint=checkpoint,
-            redis_url=redis_url,
-            weight_bytes=weight_bytes,
-            model=model,
-            common=common,
-        )
-    else:
-        weight_node = _local_weight_node(
-            options,
-            checkpoint=checkpoint,
-            address=f"{options.node_host}:{ports.weight_node}",
-            threads=threads,
-            flags=(*model, *common),
-        )
+    weight_nodes = weight_node_parts(
+        options,
+        checkpoint=checkpoint,
+        ports=ports.weight_nodes,
+        threads=threads,
+        redis_url=redis_url,
+        weight_bytes=weight_bytes,
+        model=model,
+        common=common,
+    )
     router = PartSpec(
         name="router",
         title="router",
-        command=_service(
+        command=service(
             "router",
             *("--host", options.host),
             *("--port", str(options.port)),
@@ -215,13 +183,14 @@ def plan_stack(
             *("--model", str(checkpoint)),
             *("--served-model-name", ",".join(options.served_model_names or (options.model,))),
             *((*weights, "--seed", str(options.seed)) if weights else ()),
+            *(("--placement.policy", options.placement_policy) if options.placement_policy else ()),
             *lengths,
             *common,
         ),
         probes=((Probe.HTTP, base_url(options.host, options.port)),),
     )
-    # What answers clients ends first and the store last; attention nodes outlive the node that uses them.
-    services = (scaler, weight_node, router)
+    # What answers clients ends first and the store last; attention nodes outlive the nodes that use them.
+    services = (scaler, *weight_nodes, router)
     return (services,) if options.redis_url else ((redis,), services)
 
 
@@ -232,7 +201,7 @@ def _scaler(
     return PartSpec(
         name="scaler",
         title=f"scaler and {_count(options.num_attention_nodes, 'attention node')}",
-        command=_service(
+        command=service(
             "scaler",
             *("--address", address),
             *("--provider", options.provider),
@@ -259,71 +228,10 @@ def _scaler(
     )
 
 
-def _local_weight_node(
-    options: StackOptions,
-    *,
-    checkpoint: Path,
-    address: str,
-    threads: ThreadBudget,
-    flags: Sequence[str],
-) -> PartSpec:
-    return PartSpec(
-        name="wnode",
-        title="weight node",
-        command=_service(
-            "wnode",
-            *("--node-id", WEIGHT_NODE_ID),
-            *("--address", address),
-            *("--doorbell-host", options.node_host),
-            *("--model", str(checkpoint)),
-            *("--threads", str(threads.weight_node)),
-            *("--threads-beside-attention", str(threads.weight_node_beside_attention)),
-            *flags,
-        ),
-        probes=((Probe.GRPC, address), (Probe.CONNECTED, address)),
-    )
-
-
-def _ray_weight_node(
-    options: StackOptions,
-    *,
-    checkpoint: Path,
-    redis_url: str,
-    weight_bytes: int,
-    model: Sequence[str],
-    common: Sequence[str],
-) -> PartSpec:
-    return PartSpec(
-        name="wnode",
-        title="weight node on Ray",
-        command=_service(
-            "scaler.weight_host",
-            *("--node-id", WEIGHT_NODE_ID),
-            *("--ray.address", options.ray_address),
-            *("--ray.num-cpus", f"{options.weight_node_cpus:g}"),
-            *("--ray.resources", options.weight_node_resources),
-            *("--memory", str(weight_bytes)),
-            *("--model", str(checkpoint)),
-            *("--log-dir", str(options.log_dir)),
-            # As one JSON list: commas would divide a name.
-            *("--weight-node-args", json.dumps(model)),
-            *common,
-        ),
-        # Where it serves is known once Ray has put it somewhere.
-        probes=((Probe.MEMBER, redis_url),),
-        # It ends the weight node first, then leaves the Ray cluster.
-        stop_grace_s=20.0,
-    )
-
-
 def base_url(host: str, port: int) -> str:
     """Return the URL under which this machine reaches a server that listens on ``host``."""
     reachable = {"0.0.0.0": LOCALHOST, "": LOCALHOST, "::": "::1"}.get(host, host)  # noqa: S104 - not bound to
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-def _service(name: str, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", f"kernelflume.{name}", *arguments)
 
 
 def _count(number: int, noun: str) -> str:

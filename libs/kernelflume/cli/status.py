@@ -82,14 +82,16 @@ def ranges(owned: Sequence[common_pb2.OwnedRange]) -> str:
 
 def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
     rows = table(
-        *("attention node", "state", ">KV used", ">capacity", ">%", ">threshold %", ">tails", ">full in"),
-        *(">sequences", "address"),
+        *("attention node", "state", ">KV used", ">cached", ">reused", ">capacity", ">%", ">threshold %"),
+        *(">tails", ">full in", ">sequences", "address"),
     )
     for node in nodes:
         rows.add_row(
             node.node_id,
             node_state(node),
             kv_size(node.used_tokens, node.kv_bytes_per_token),
+            kv_size(node.cached_tokens, node.kv_bytes_per_token),
+            kv_size(node.shared_tokens, node.kv_bytes_per_token),
             kv_size(node.capacity_tokens, node.kv_bytes_per_token),
             percent(node.used_tokens, node.capacity_tokens),
             threshold_percent(node),
@@ -102,10 +104,13 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
 
 
 def _weight_nodes(nodes: Sequence[scaler_pb2.WeightNodeStatus]) -> Table:
-    rows = table("weight node", ">epoch", ">running", ">waiting", ">tokens waiting", ">step", "address")
+    rows = table(
+        "weight node", "role", ">epoch", ">running", ">waiting", ">tokens waiting", ">step", "address"
+    )
     for node in nodes:
         rows.add_row(
             node.node_id,
+            node.role,
             str(node.adopted_epoch),
             str(node.num_requests_running),
             str(node.num_requests_waiting),

@@ -16,18 +16,25 @@ from kernelflume.runtime.clock import Deadline
 from kernelflume.runtime.logfile import last_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from kernelflume.cli.parts import PartSpec
     from kernelflume.cli.progress import StartReporter
     from kernelflume.cli.readiness import Readiness
-    from kernelflume.cli.stack import PartSpec
     from kernelflume.runtime.clock import Clock
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PROBE_INTERVAL_S = 0.1
 _REAP_S = 2.0
 _KILL_ROUNDS = 3
+_MAX_REPLACEMENTS = 3
+_REPLACEMENT_WINDOW_S = 600.0
+"""A part that ends more often within this time would do so for ever."""
+
+
+def _say_nothing(text: str) -> None:
+    del text
 
 
 class StackInterruptedError(KernelFlumeError):
@@ -37,10 +44,28 @@ class StackInterruptedError(KernelFlumeError):
 class Supervisor:
     """Owner of every process of one stack. Use it in the event loop of the main thread."""
 
-    def __init__(self, *, log_dir: Path, readiness: Readiness, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        log_dir: Path,
+        readiness: Readiness,
+        clock: Clock,
+        tell: Callable[[str], object] = _say_nothing,
+    ) -> None:
+        """Own nothing yet.
+
+        Args:
+            log_dir: folder of the log files.
+            readiness: asks parts whether they are ready.
+            clock: for deadlines.
+            tell: says to a person what happens while the stack runs.
+        """
         self._log_dir = log_dir
         self._readiness = readiness
         self._clock = clock
+        self._tell = tell
+        self._replaced_at: dict[str, list[float]] = {}
+        """Times at which each part was started again, of late."""
         self._parts: list[ManagedProcess] = []
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
@@ -68,17 +93,35 @@ class Supervisor:
             for spec in stage:
                 reporter.working(spec.name, spec.title)
                 self._parts.append(await ManagedProcess.start(spec, self._log_dir))
-            await self._watch(asyncio.gather(*(self._wait_ready(spec, reporter, deadline) for spec in stage)))
+            ready = asyncio.gather(*(self._wait_ready(spec, reporter, deadline) for spec in stage))
+            if (ended := await self._watch(ready)) is not None:
+                raise UnavailableError(explain_exit(ended.spec, ended.exit_code or 0, ended.log_path))
             if self._stop_asked.is_set():
                 raise StackInterruptedError("interrupted before it was ready")
 
     async def wait_end(self) -> None:
         """Wait until ``ask_stop`` is called.
 
+        A part that others stand in for is started again when it ends by itself, a few times.
+
         Raises:
-            UnavailableError: a part ended by itself; the message says which, why, and its log.
+            UnavailableError: another part ended, or such a part once too often; the message says which, why,
+                and its log.
         """
-        await self._watch(self._stop_asked.wait())
+        while (ended := await self._watch(self._stop_asked.wait())) is not None:
+            explained = explain_exit(ended.spec, ended.exit_code or 0, ended.log_path)
+            if not (ended.spec.is_replaceable and self._may_replace(ended.spec.name)):
+                raise UnavailableError(explained)
+            self._tell(f"{explained}\nit is started again")
+            self._parts[self._parts.index(ended)] = await ManagedProcess.start(
+                ended.spec, self._log_dir, again=True
+            )
+
+    def _may_replace(self, name: str) -> bool:
+        now = self._clock.now()
+        latest = [at for at in self._replaced_at.get(name, []) if now - at < _REPLACEMENT_WINDOW_S]
+        self._replaced_at[name] = [*latest, now]
+        return len(latest) < _MAX_REPLACEMENTS
 
     async def stop(self) -> None:
         """End all parts, the last started first, each within its grace, and leave no process behind."""
@@ -97,8 +140,12 @@ class Supervisor:
                 await asyncio.sleep(_PROBE_INTERVAL_S)
         reporter.ready(spec.name, spec.title, self._clock.now() - began)
 
-    async def _watch(self, goal: Awaitable[object]) -> None:
-        """Wait for ``goal``, but no longer than until ``ask_stop``; raise if it fails or a part ends."""
+    async def _watch(self, goal: Awaitable[object]) -> ManagedProcess | None:
+        """Wait for ``goal``, but no longer than until ``ask_stop`` or until a part ends, which is returned.
+
+        Raises:
+            KernelFlumeError: as ``goal`` does.
+        """
         reached = asyncio.ensure_future(goal)
         stop = asyncio.ensure_future(self._stop_asked.wait())
         exits = {asyncio.ensure_future(part.wait_exit()): part for part in self._parts}
@@ -106,16 +153,17 @@ class Supervisor:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                return
+                return None
             # In order of their start: when one part took others with it, it comes first.
             for ended, part in exits.items():
                 if ended.done():
-                    raise UnavailableError(explain_exit(part.spec, ended.result(), part.log_path))
+                    return part
             reached.result()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return None
 
 
 def explain_exit(spec: PartSpec, exit_code: int, path: Path) -> str:

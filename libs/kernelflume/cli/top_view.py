@@ -82,7 +82,7 @@ def _lines(rows: Sequence[object]) -> int:
 
 
 def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
-    rows = table(*("attention node", "state", "occupancy", ">%", ">KV used", ">tails", ">full in"))
+    rows = table(*("attention node", "state", "occupancy", ">%", ">KV used", ">cached", ">tails", ">full in"))
     for node in nodes:
         rows.add_row(
             node.node_id,
@@ -90,6 +90,7 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
             occupancy_bar(node),
             percent(node.used_tokens, node.capacity_tokens),
             kv_size(node.used_tokens, node.kv_bytes_per_token),
+            kv_size(node.cached_tokens, node.kv_bytes_per_token),
             str(node.num_tails),
             fill_time(node),
         )
@@ -97,10 +98,11 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
 
 
 def _weight_nodes(nodes: Sequence[scaler_pb2.WeightNodeStatus]) -> Table:
-    rows = table("weight node", ">epoch", ">running", ">waiting", ">tokens waiting", ">TPOT")
+    rows = table("weight node", "role", ">epoch", ">running", ">waiting", ">tokens waiting", ">TPOT")
     for node in nodes:
         rows.add_row(
             node.node_id,
+            node.role,
             str(node.adopted_epoch),
             str(node.num_requests_running),
             str(node.num_requests_waiting),

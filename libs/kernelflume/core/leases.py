@@ -9,12 +9,21 @@ from typing import Any, Self, TypeGuard
 from kernelflume.core.figures import is_number, is_whole
 from kernelflume.core.names import node_name
 from kernelflume.core.profile import StepTimes
+from kernelflume.core.roles import WeightNodeRole
 
 _MOST_COUNT = 2**31 - 1
 _MOST_TOKENS = 2**48
 """More tokens, bytes of them or epochs than any cluster sees, and exact in every format they travel in."""
 _LARGE_COUNTS = frozenset(
-    {"adopted_epoch", "capacity_tokens", "used_tokens", "reserved_tokens", "waiting_tokens"}
+    {
+        "adopted_epoch",
+        "capacity_tokens",
+        "used_tokens",
+        "reserved_tokens",
+        "cached_tokens",
+        "shared_tokens",
+        "waiting_tokens",
+    }
 )
 _MOST_S = 1e6
 _LEAST_STEP_S = 1e-6
@@ -48,6 +57,10 @@ class NodeLoad:
     """Attention node: tokens that the pages in use have room for, filled or not."""
     num_sequences: int = 0
     """Attention node: sequences with at least one token here."""
+    cached_tokens: int = 0
+    """Attention node: tokens kept though no sequence holds them; their pages count as free."""
+    shared_tokens: int = 0
+    """Attention node: tokens that sequences were given without being computed again, since its start."""
     waiting_tokens: int = 0
     """Weight node: tokens accepted whose keys and values are not computed yet."""
     tails: tuple[tuple[str, int], ...] = ()
@@ -58,6 +71,8 @@ class NodeLoad:
     """Weight node: rows of those steps."""
     step_times: StepTimes | None = None
     """Weight node: where the time of those steps goes; None until enough of them had as many rows."""
+    role: WeightNodeRole = WeightNodeRole.BOTH
+    """Weight node: what routers send it."""
     scan_bytes_per_s: float = 0.0
     """Attention node: bytes of keys and values that its kernel read a second, in recent steps that read
     enough to mean something; 0 while there are none."""
@@ -101,6 +116,7 @@ class LeaseRecord:
         told["tails"] = tuple((node_id, count) for node_id, count in told["tails"])
         if told.get("step_times") is not None:
             told["step_times"] = StepTimes(**told["step_times"])
+        told["role"] = WeightNodeRole.of(told.get("role", ""))
         # A newer version may report more.
         told = {name: value for name, value in told.items() if name in _FIGURES}
         sound = {name: value for name, value in told.items() if _can_be(name, value)}
@@ -115,7 +131,7 @@ def _can_be(name: str, value: object) -> bool:
         return _is_count(value.rows) and all(map(_is_time, (*times, value.overhead_s)))
     if name == "tails":
         return isinstance(value, tuple) and all(_is_count(count) for _, count in value)
-    if name in ("prepared_nodes", "step_times"):
+    if name in ("prepared_nodes", "step_times", "role"):
         return True
     if name == "decode_step_s":
         return _is_time(value) and (value == 0 or value >= _LEAST_STEP_S)

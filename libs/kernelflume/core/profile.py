@@ -14,11 +14,13 @@ from typing import Any, Self
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.figures import is_number, is_whole
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """History: 1 = curves over rows, attention bandwidth and exchange time, prewarm time; 2 = the exchange time
-is a curve too. Files of 1 are read: their one exchange time counts at any number of rows."""
+is a curve too; 3 = what prompts take. Files of 1 and 2 are read: in 1 one exchange time counts at any number
+of rows, and neither tells what prompts take."""
 _ONE_EXCHANGE_TIME = 1
 """The last schema with a number in place of that curve."""
+_UNDERSTOOD = (_ONE_EXCHANGE_TIME, 2, SCHEMA_VERSION)
 _CURVES = ("projection_s", "post_attention_s", "step_overhead_s", "exchange_s")
 
 _MOST = 1e15
@@ -97,6 +99,9 @@ class PerformanceProfile:
     """BW: bytes of keys and values that one attention node scans a second."""
     prewarm_s: float
     """T_prewarm: from the decision to a node that could be published."""
+    prefill_s: Curve | None = None
+    """From a prompt of so many tokens to its first token, on a stack that does nothing else; None where it
+    was not measured. Only the simulator reads it."""
 
     def __post_init__(self) -> None:
         for name in ("model_id", "hardware"):
@@ -126,7 +131,7 @@ class PerformanceProfile:
             raise ConfigurationError("profile: not a JSON object")
         values = dict(fields)
         schema = values.pop("schema", None)
-        if schema not in (_ONE_EXCHANGE_TIME, SCHEMA_VERSION):
+        if schema not in _UNDERSTOOD:
             raise ConfigurationError(
                 f"profile: schema {schema!r} is not {SCHEMA_VERSION}, nor one that is read: measure the "
                 "model again with `kernelflume profile`"
@@ -134,7 +139,7 @@ class PerformanceProfile:
         try:
             if schema == _ONE_EXCHANGE_TIME:
                 values["exchange_s"] = {"points": [[1.0, values["exchange_s"]]]}
-            for name in _CURVES:
+            for name in (*_CURVES, *(() if values.get("prefill_s") is None else ("prefill_s",))):
                 points = values[name]["points"]
                 values[name] = Curve(tuple((float(rows), float(seconds)) for rows, seconds in points))
             return cls(**values)

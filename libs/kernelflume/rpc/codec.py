@@ -11,6 +11,7 @@ from kernelflume.core.handshake import Handshake
 from kernelflume.core.profile import StepTimes
 from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
 from kernelflume.core.regions import DeviceLanes, LanePath, MemoryRegion
+from kernelflume.core.resumption import FROM_THE_START, Resumption
 from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.rpc.v1 import anode_pb2, common_pb2, wnode_pb2
 
@@ -166,6 +167,29 @@ def sampling_from_proto(message: wnode_pb2.SamplingParameters) -> SamplingParame
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+    )
+
+
+def resumption_to_proto(resumption: Resumption) -> wnode_pb2.Resumption | None:
+    """Encode how far a request has come, None as an unset field where it begins."""
+    if resumption == FROM_THE_START:
+        return None
+    return wnode_pb2.Resumption(
+        output_token_ids=resumption.output_token_ids,
+        random_key=resumption.random_key,
+        ranges=route_to_proto(resumption.route),
+    )
+
+
+def resumption_of(request: wnode_pb2.GenerateRequest) -> Resumption:
+    """Decode how far a request has come."""
+    if not request.HasField("resumption"):
+        return FROM_THE_START
+    told = request.resumption
+    return Resumption(
+        tuple(told.output_token_ids),
+        told.random_key if told.HasField("random_key") else None,
+        route_from_proto(told.ranges),
     )
 
 

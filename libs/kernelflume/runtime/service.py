@@ -63,6 +63,7 @@ def run(
     main: Callable[[asyncio.Event], Awaitable[None]],
     *,
     lifeline: int | None = None,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run a service until it is told to stop; never returns normally on a failed start.
 
@@ -72,6 +73,7 @@ def run(
         main: builds the service, serves until the event is set by SIGTERM or SIGINT, and cleans up.
         lifeline: descriptor of a pipe whose other end is closed when the service must end; in place of
             ``settings.exit_with_parent``, for one whose parent is not its owner.
+        new_loop: makes the event loop; None: asyncio's own.
 
     A second SIGINT ends the process at once. An error that leaves ``main`` ends it with one clear log line:
     code 2 for a ``ConfigurationError``, code 1 for any other (with its traceback, if it is not our own).
@@ -104,7 +106,8 @@ def run(
         await main(stop)
 
     try:
-        asyncio.run(supervise())
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(supervise())
     except ConfigurationError as error:
         logger.error("refused to start: %s", error)  # noqa: TRY400 - the message is the whole fact
         sys.exit(EXIT_REFUSED)

@@ -52,9 +52,9 @@ class WritePlan(Protocol):
 class Transport(Protocol):
     """An agent that moves bytes between registered memory of two processes.
 
-    Completion means that the source may be reused. The target learns of the data by the notice, which is
-    delivered after the data is visible. Notices of one peer may come in another order than posted: each
-    carries its own step or counter.
+    Completion means that the source may be reused, and that the data is visible at the target. The target
+    learns of it by the notice, which is delivered after that; of a silent write by whatever it is told later.
+    Notices of one peer may come in another order than posted: each carries its own step or counter.
     """
 
     name: str
@@ -93,16 +93,19 @@ class Transport(Protocol):
         """Release every plan of ``peer`` and forget it; safe when it is unknown or dead."""
         ...
 
-    def plan_writes(self, peer: str, writes: Sequence[Write]) -> WritePlan:
-        """Prepare writes to ``peer``'s registered memory."""
+    def plan_writes(self, peer: str, writes: Sequence[Write], *, silent: bool = False) -> WritePlan:
+        """Prepare writes to ``peer``'s registered memory.
+
+        Silent ones bring no notice, and are cheap to have many of: each is completed when first posted.
+        """
         ...
 
-    def post(self, plan: WritePlan, index: int, notice: bytes) -> None:
-        """Start one prepared write; ``notice`` (never empty) reaches the peer after the data.
+    def post(self, plan: WritePlan, index: int, notice: bytes = b"") -> None:
+        """Start one prepared write; ``notice`` reaches the peer after the data, and is empty for silent ones.
 
         Raises:
             PeerLostError: the peer is gone.
-            LifecycleError: the same write is still under way.
+            LifecycleError: the same write is still under way, or a notice is missing or too many.
         """
         ...
 

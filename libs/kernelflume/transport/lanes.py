@@ -74,6 +74,10 @@ class LaneLayout:
         """Return the index of the smallest bucket that holds ``num_rows``."""
         return bisect_left(self.buckets, num_rows)
 
+    def bucket_rows(self, num_rows: int) -> int:
+        """Return the row count of the smallest bucket that holds ``num_rows``."""
+        return self.buckets[self.bucket_index(num_rows)]
+
     def graph_rows(self, num_rows: int) -> int:
         """Return the row count of the smallest captured graph that holds ``num_rows``."""
         buckets = graph_buckets(self.max_rows)
@@ -124,3 +128,7 @@ class LaneLayout:
     def append_bytes(self, rows: int) -> int:
         """Bytes of ``rows`` tokens' keys and values in all layers."""
         return rows * self.geometry.token_bytes
+
+    def append_layer_bytes(self, rows: int) -> int:
+        """Bytes of ``rows`` tokens' keys and values in one layer."""
+        return self.append_bytes(rows) // self.geometry.num_layers

@@ -34,6 +34,7 @@ class LoopbackPlan:
 
     peer: str
     writes: tuple[Write, ...]
+    silent: bool = False
 
     def __len__(self) -> int:
         return len(self.writes)
@@ -82,7 +83,7 @@ class LoopbackTransport:
         """Forget a peer."""
         self._peers.discard(peer)
 
-    def plan_writes(self, peer: str, writes: Sequence[Write]) -> LoopbackPlan:
+    def plan_writes(self, peer: str, writes: Sequence[Write], *, silent: bool = False) -> LoopbackPlan:
         """Check that every write stays inside its regions, and keep them."""
         for write in writes:
             if (
@@ -90,12 +91,14 @@ class LoopbackTransport:
                 or write.remote_offset + write.num_bytes > write.remote.num_bytes
             ):
                 raise LifecycleError("a write leaves its region")
-        return LoopbackPlan(peer, tuple(writes))
+        return LoopbackPlan(peer, tuple(writes), silent)
 
-    def post(self, plan: WritePlan, index: int, notice: bytes) -> None:
+    def post(self, plan: WritePlan, index: int, notice: bytes = b"") -> None:
         """Copy at once."""
         if not isinstance(plan, LoopbackPlan):
             raise LifecycleError("a plan of another transport")
+        if plan.silent == bool(notice):
+            raise LifecycleError("a post needs a notice, unless its write is silent")
         target = self._reach(plan.peer)
         write = plan.writes[index]
         if write.remote.address not in target._regions:  # noqa: SLF001 - the twin's other end
@@ -105,7 +108,8 @@ class LoopbackTransport:
             write.local.address + write.local_offset,
             write.num_bytes,
         )
-        target._inbox.append(Notice(self.name, notice))  # noqa: SLF001
+        if notice:
+            target._inbox.append(Notice(self.name, notice))  # noqa: SLF001
 
     def is_done(self, plan: WritePlan, index: int) -> bool:
         """Copies are done when posted."""

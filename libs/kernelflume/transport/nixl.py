@@ -2,7 +2,7 @@
 
 Kept from measurements: the progress thread stays off (it spins, and costs a round trip of tens of
 milliseconds on few cores), the sync mode is STRICT (the default is unsafe beside a preparing thread), and
-every post carries a notice (an empty one repeats the handle's last).
+every post of a write that was prepared with a notice carries one (an empty one repeats the handle's last).
 """
 
 from __future__ import annotations
@@ -61,22 +61,40 @@ def load_library() -> None:
 class NixlPlan:
     """Prepared transfer handles to one peer, in the order of the writes."""
 
-    def __init__(self, peer: str, handles: list[Any], lists: tuple[Any, Any]) -> None:
+    def __init__(
+        self,
+        peer: str,
+        num_writes: int,
+        lists: tuple[Any, Any],
+        make: Callable[[int], Any],
+        *,
+        silent: bool,
+    ) -> None:
+        """``make`` makes the handle of a write; those of silent writes are made when first posted."""
         self.peer = peer
-        self.handles = handles
-        self.active = [False] * len(handles)
+        self.silent = silent
+        self.handles: list[Any] = [None if silent else make(index) for index in range(num_writes)]
+        self.active = [False] * num_writes
+        self._make = make
         self._lists = lists
         self.released = False
 
     def __len__(self) -> int:
         return len(self.handles)
 
+    def handle(self, index: int) -> Any:
+        """Return the handle of a write."""
+        handle = self.handles[index]
+        if handle is None:
+            handle = self.handles[index] = self._make(index)
+        return handle
+
     def release(self) -> None:
         """Release the handles; posting on a released handle would crash, so the transport checks."""
         if self.released:
             return
         self.released = True
-        for item in (*self.handles, *self._lists):
+        for item in (*filter(None, self.handles), *self._lists):
             # A transfer to a dead peer cannot be cancelled; nixl then keeps the handle until the agent ends.
             with contextlib.suppress(Exception):
                 item.release()
@@ -187,8 +205,8 @@ class NixlTransport:
         except Exception:  # noqa: BLE001 - a dead peer may be forgotten already; there is nothing left to undo
             return
 
-    def plan_writes(self, peer: str, writes: Sequence[Write]) -> NixlPlan:
-        """Prepare one descriptor list a side and a handle a write."""
+    def plan_writes(self, peer: str, writes: Sequence[Write], *, silent: bool = False) -> NixlPlan:
+        """Prepare one descriptor list a side, and a handle a write: 0.4 us and 6 us for each."""
         if peer not in self._plans:
             raise PeerLostError(peer, "not connected")
         local = [(w.local.address + w.local_offset, w.num_bytes, w.local.device) for w in writes]
@@ -196,13 +214,15 @@ class NixlTransport:
         try:
             local_list = self._agent.prep_xfer_dlist("", local, writes[0].local.kind)
             remote_list = self._agent.prep_xfer_dlist(peer, remote, writes[0].remote.kind)
-            handles = [
-                self._agent.make_prepped_xfer("WRITE", local_list, [index], remote_list, [index], b"-")
-                for index in range(len(writes))
-            ]
+
+            def make(index: int) -> Any:
+                return self._agent.make_prepped_xfer(
+                    "WRITE", local_list, [index], remote_list, [index], b"" if silent else b"-"
+                )
+
+            plan = NixlPlan(peer, len(writes), (local_list, remote_list), make, silent=silent)
         except Exception as error:
             raise PeerLostError(peer, f"writes cannot be prepared: {error}") from error
-        plan = NixlPlan(peer, handles, (local_list, remote_list))
         with self._lock:
             self._plans[peer].append(plan)
         return plan
@@ -244,15 +264,15 @@ class NixlTransport:
         """Release a view that no kernel uses any more."""
         self._agent.release_mem_view(view)
 
-    def post(self, plan: WritePlan, index: int, notice: bytes) -> None:
+    def post(self, plan: WritePlan, index: int, notice: bytes = b"") -> None:
         """Start a prepared write."""
         live = self._live(plan)
-        if not notice:
-            raise LifecycleError("a post needs a notice: an empty one would repeat the last")
+        if live.silent == bool(notice):
+            raise LifecycleError("a post needs a notice, unless its write is silent")
         if live.active[index] and not self.is_done(plan, index):
             raise LifecycleError(f"write {index} to {plan.peer} is still under way")
         try:
-            state = self._agent.transfer(live.handles[index], notice)
+            state = self._agent.transfer(live.handle(index), notice)
         except Exception as error:
             raise PeerLostError(plan.peer, f"post failed: {error}") from error
         if state == "ERR":
@@ -275,7 +295,8 @@ class NixlTransport:
         live.active[index] = state != "DONE"
         if live.active[index]:
             return False
-        self._on_sent(live.peer)
+        if not live.silent:
+            self._on_sent(live.peer)
         return True
 
     def notify(self, peer: str, notice: bytes) -> None:

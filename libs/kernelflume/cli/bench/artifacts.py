@@ -22,8 +22,8 @@ REQUESTS = "requests.csv"
 PLOT = "plot.png"
 
 
-def prepare_folder(folder: Path) -> None:
-    """Make the folder before the run, so that a run does not end without a place for its result.
+def prepare_folder(folder: Path, flag: str = "--output-dir") -> None:
+    """Make the folder of ``flag`` before the run, so that a run does not end without a place for its result.
 
     Raises:
         ConfigurationError: it cannot be made or written.
@@ -33,7 +33,7 @@ def prepare_folder(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigurationError(f"--output-dir {folder}: {error.strerror or error}") from error
+        raise ConfigurationError(f"{flag} {folder}: {error.strerror or error}") from error
 
 
 def write_artifacts(folder: Path, result: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str]:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from kernelflume.cli.bench.classes import ClassSource
     from kernelflume.cli.bench.dialogue import Api
-    from kernelflume.cli.bench.outcome import Outcome
+    from kernelflume.cli.bench.load import Measured
+    from kernelflume.cli.bench.recorder import RunRecorder
     from kernelflume.cli.bench.workload import Session
 
 GENERATED = "generated"
@@ -73,8 +74,15 @@ class BenchSettings:
         return self.asking.api
 
 
-async def run_benchmark(settings: BenchSettings, console: Console) -> tuple[dict[str, Any], list[Outcome]]:
-    """Run it and return its result, and each request's outcome. Ctrl-C ends it with what there is.
+async def run_benchmark(
+    settings: BenchSettings, console: Console, recorder: RunRecorder | None = None
+) -> tuple[dict[str, Any], Measured]:
+    """Run it and return its result, and what was measured. Ctrl-C ends it with what there is.
+
+    Args:
+        settings: what to do.
+        console: for the progress.
+        recorder: looks at the scaler while the load is on.
 
     Raises:
         ConfigurationError: the workload cannot be read, or does not fit.
@@ -101,7 +109,11 @@ async def run_benchmark(settings: BenchSettings, console: Console) -> tuple[dict
         total = num_turns(workload.sessions)
         with RunProgress(console, total, MonotonicClock()) as progress:
             load = Load(schedule, endpoint, asking, source, progress)
+            if recorder is not None:
+                await recorder.begin()
             measured = await load.run(_stop_on_signals())
+            if recorder is not None:
+                await recorder.end()
     finally:
         endpoint.close()
     facts = RunFacts(
@@ -121,7 +133,7 @@ async def run_benchmark(settings: BenchSettings, console: Console) -> tuple[dict
         classes_by=settings.classes_by,
         settings=settings.shown,
     )
-    return result_of(facts, measured), measured.outcomes
+    return result_of(facts, measured), measured
 
 
 def _is_generated(settings: BenchSettings) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from kernelflume.cli.bench.draws import Draws
 from kernelflume.cli.bench.parameters import (
@@ -20,21 +19,23 @@ from kernelflume.cli.bench.parameters import (
     require_client,
 )
 from kernelflume.cli.exits import EXIT_INTERRUPTED, errors_as_exit
-from kernelflume.cli.options import utf8
+from kernelflume.cli.options import DEFAULT_SCALER, ScalerAddress, utf8
 from kernelflume.cli.output import output_console
-from kernelflume.cli.supervisor import StackInterruptedError
+from kernelflume.cli.security import with_channels
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.runtime.service import EXIT_FAILED
-
-if TYPE_CHECKING:
-    from kernelflume.cli.bench.benchmark import BenchSettings
 
 _MAX_REQUESTS = 200_000
 """Of each a few hundred bytes are kept until the end."""
-_NOT_SHOWN = ("workload", "header", "compare", "as_json", "output_dir", "ca", "base_url")
+_NOT_SHOWN = (
+    "workload", "header", "compare", "as_json", "output_dir", "ca", "base_url", "record", "profile", "scaler",
+    "token_file", "tls_ca", "tls_certificate", "tls_key", "tls_server_name",
+)  # fmt: skip
 """Parameters that stand elsewhere in a result, or may hold what is nobody else's business."""
 
 
+@with_channels
 def bench(
     context: typer.Context,
     workload: Annotated[
@@ -173,11 +174,21 @@ def bench(
     output_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Gets result.json, requests.csv and plot.png.")
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Gets a recording of the run, for `kernelflume sim validate`."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="For --record: of this machine."),
+    ] = None,
+    scaler: ScalerAddress = DEFAULT_SCALER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="A.json B.json", help="Run nothing; show two results side by side."),
     ] = None,
+    channels: Channels,
 ) -> None:
     """Replay a trace, or generated sessions, against any endpoint that speaks OpenAI's API.
 
@@ -197,6 +208,7 @@ def bench(
     from kernelflume.cli.bench.generated import SessionShape  # noqa: PLC0415
     from kernelflume.cli.bench.load import Asking  # noqa: PLC0415
     from kernelflume.cli.bench.pacing import Pace  # noqa: PLC0415
+    from kernelflume.cli.bench.running import prepare_recorder, run_and_show  # noqa: PLC0415
 
     with errors_as_exit():
         if compare is not None:
@@ -251,33 +263,9 @@ def bench(
             label=label,
             shown={name: value for name, value in context.params.items() if name not in _NOT_SHOWN},
         )
-        result = _run(settings, output_dir, as_json=as_json)
+        recorder = prepare_recorder(record, profile, scaler, channels) if record is not None else None
+        result = run_and_show(settings, output_dir, record, recorder, as_json=as_json)
     if result["kernelflume"]["interrupted"]:
         raise typer.Exit(EXIT_INTERRUPTED)
     if result["failed"]:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _run(settings: BenchSettings, output_dir: Path | None, *, as_json: bool) -> dict[str, Any]:
-    """Run a benchmark, show its result, and write its files."""
-    import asyncio  # noqa: PLC0415 - see bench
-
-    from kernelflume.cli.bench.artifacts import prepare_folder, write_artifacts  # noqa: PLC0415
-    from kernelflume.cli.bench.benchmark import run_benchmark  # noqa: PLC0415
-    from kernelflume.cli.bench.report import render  # noqa: PLC0415
-
-    errors = Console(stderr=True)
-    if output_dir is not None:
-        prepare_folder(output_dir)
-    try:
-        result, outcomes = asyncio.run(run_benchmark(settings, errors))
-    except KeyboardInterrupt:
-        raise StackInterruptedError("interrupted before there was a result") from None
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-    else:
-        output_console().print(render(result))
-    if output_dir is not None:
-        for remark in write_artifacts(output_dir, result, outcomes):
-            errors.print(remark, markup=False, highlight=False, soft_wrap=True)
-    return result

@@ -80,6 +80,8 @@ class Measured:
     """Seconds between events of all whole answers."""
     lags_s: array[float]
     """By how much the client's event loop was late, at each look."""
+    begun_s: float
+    """On the event loop's clock; the times of outcomes count from here."""
     duration_s: float
     client_cpu_s: float
     """Processor time that the client took."""
@@ -133,6 +135,7 @@ class Load:
             outcomes=self._outcomes,
             gaps=self._gaps,
             lags_s=meter.lags_s,
+            begun_s=self._begun_s,
             duration_s=duration_s,
             client_cpu_s=time.process_time() - cpu_begun_s,
             num_skipped=self._schedule.num_skipped,

@@ -7,6 +7,44 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ListPagesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PagesPart(_message.Message):
+    __slots__ = ("page_tokens", "num_holders", "cached_pages", "free_pages", "sequences")
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    page_tokens: int
+    num_holders: _containers.RepeatedScalarFieldContainer[int]
+    cached_pages: _containers.RepeatedScalarFieldContainer[int]
+    free_pages: _containers.RepeatedScalarFieldContainer[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[SequencePages]
+    def __init__(self, page_tokens: _Optional[int] = ..., num_holders: _Optional[_Iterable[int]] = ..., cached_pages: _Optional[_Iterable[int]] = ..., free_pages: _Optional[_Iterable[int]] = ..., sequences: _Optional[_Iterable[_Union[SequencePages, _Mapping]]] = ...) -> None: ...
+
+class SequencePages(_message.Message):
+    __slots__ = ("weight_node", "sequence_id", "ranges", "pages")
+    WEIGHT_NODE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    weight_node: str
+    sequence_id: int
+    ranges: _containers.RepeatedCompositeFieldContainer[TokenSpan]
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, weight_node: _Optional[str] = ..., sequence_id: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ..., pages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TokenSpan(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
 class ConnectRequest(_message.Message):
     __slots__ = ("handshake", "transport_metadata", "limits", "partial_regions", "doorbell_address", "attention_node", "device_lanes")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
@@ -90,7 +128,7 @@ class GetAttentionStatisticsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AttentionStatistics(_message.Message):
-    __slots__ = ("node_id", "incarnation", "page_tokens", "num_pages", "num_free_pages", "num_tokens", "kv_bytes", "buffer_bytes", "resident_bytes", "queries_served", "tokens_appended", "links", "scan_bytes_per_second")
+    __slots__ = ("node_id", "incarnation", "page_tokens", "num_pages", "num_free_pages", "num_tokens", "kv_bytes", "buffer_bytes", "resident_bytes", "queries_served", "tokens_appended", "links", "scan_bytes_per_second", "num_cached_pages", "num_cached_tokens", "tokens_found", "tokens_shared", "pages_evicted", "pages_expired")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +142,12 @@ class AttentionStatistics(_message.Message):
     TOKENS_APPENDED_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     SCAN_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_SHARED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_EXPIRED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     page_tokens: int
@@ -117,7 +161,13 @@ class AttentionStatistics(_message.Message):
     tokens_appended: int
     links: _containers.RepeatedCompositeFieldContainer[AttentionStatisticsLink]
     scan_bytes_per_second: float
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., queries_served: _Optional[int] = ..., tokens_appended: _Optional[int] = ..., links: _Optional[_Iterable[_Union[AttentionStatisticsLink, _Mapping]]] = ..., scan_bytes_per_second: _Optional[float] = ...) -> None: ...
+    num_cached_pages: int
+    num_cached_tokens: int
+    tokens_found: int
+    tokens_shared: int
+    pages_evicted: int
+    pages_expired: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., queries_served: _Optional[int] = ..., tokens_appended: _Optional[int] = ..., links: _Optional[_Iterable[_Union[AttentionStatisticsLink, _Mapping]]] = ..., scan_bytes_per_second: _Optional[float] = ..., num_cached_pages: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., tokens_found: _Optional[int] = ..., tokens_shared: _Optional[int] = ..., pages_evicted: _Optional[int] = ..., pages_expired: _Optional[int] = ...) -> None: ...
 
 class AttentionStatisticsLink(_message.Message):
     __slots__ = ("weight_node", "num_sequences", "num_tokens")

@@ -50,6 +50,11 @@ class AttentionNodeStub:
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.GetAttentionStatisticsRequest.SerializeToString,
                 response_deserializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.AttentionStatistics.FromString,
                 _registered_method=True)
+        self.ListPages = channel.unary_stream(
+                '/kernelflume.rpc.v1.AttentionNode/ListPages',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.ListPagesRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.PagesPart.FromString,
+                _registered_method=True)
 
 
 class AttentionNodeServicer:
@@ -78,6 +83,13 @@ class AttentionNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPages(self, request, context):
+        """Tells every page of the pool as it is at one moment, in parts of bounded size whose lists follow each other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AttentionNodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_AttentionNodeServicer_to_server(servicer, server):
                     servicer.GetStatistics,
                     request_deserializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.GetAttentionStatisticsRequest.FromString,
                     response_serializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.AttentionStatistics.SerializeToString,
+            ),
+            'ListPages': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListPages,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.ListPagesRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_anode__pb2.PagesPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +196,33 @@ class AttentionNode:
             '/kernelflume.rpc.v1.AttentionNode/GetStatistics',
             kernelflume_dot_rpc_dot_v1_dot_anode__pb2.GetAttentionStatisticsRequest.SerializeToString,
             kernelflume_dot_rpc_dot_v1_dot_anode__pb2.AttentionStatistics.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kernelflume.rpc.v1.AttentionNode/ListPages',
+            kernelflume_dot_rpc_dot_v1_dot_anode__pb2.ListPagesRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_anode__pb2.PagesPart.FromString,
             options,
             channel_credentials,
             insecure,

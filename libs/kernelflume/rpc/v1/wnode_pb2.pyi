@@ -71,41 +71,71 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "cache_salt", "resumption", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    RESUMPTION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParameters
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ...) -> None: ...
+    cache_salt: str
+    resumption: Resumption
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class Resumption(_message.Message):
+    __slots__ = ("output_token_ids", "random_key", "ranges")
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_KEY_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    output_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    random_key: int
+    ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.OwnedRange]
+    def __init__(self, output_token_ids: _Optional[_Iterable[int]] = ..., random_key: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_common_pb2.OwnedRange, _Mapping]]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("token_ids", "finish_reason", "num_cached_tokens", "stop_token_id", "logprobs", "prompt_logprobs")
+    __slots__ = ("token_ids", "finish_reason", "num_cached_tokens", "stop_token_id", "logprobs", "prompt_logprobs", "random_key", "held")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_KEY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: str
     num_cached_tokens: int
     stop_token_id: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    random_key: int
+    held: Held
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., random_key: _Optional[int] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[_common_pb2.OwnedRange]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[_common_pb2.OwnedRange, _Mapping]]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("submission", "cancelled")
+    __slots__ = ("submission", "cancelled", "hand_over", "go_on")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    GO_ON_FIELD_NUMBER: _ClassVar[int]
     submission: Submission
     cancelled: int
-    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., cancelled: _Optional[int] = ...) -> None: ...
+    hand_over: int
+    go_on: int
+    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., cancelled: _Optional[int] = ..., hand_over: _Optional[int] = ..., go_on: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("number", "request", "trace_context", "timeout_seconds")
+    __slots__ = ("number", "request", "trace_context", "timeout_seconds", "hand_over")
     class TraceContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,31 +147,37 @@ class Submission(_message.Message):
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     number: int
     request: GenerateRequest
     trace_context: _containers.ScalarMap[str, str]
     timeout_seconds: float
-    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    hand_over: bool
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., timeout_seconds: _Optional[float] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("numbers", "token_ids", "events")
+    __slots__ = ("numbers", "token_ids", "events", "draining")
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     numbers: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
-    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("number", "event", "failure")
+    __slots__ = ("number", "event", "failure", "asked_away")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AWAY_FIELD_NUMBER: _ClassVar[int]
     number: int
     event: GenerateEvent
     failure: RequestFailure
-    def __init__(self, number: _Optional[int] = ..., event: _Optional[_Union[GenerateEvent, _Mapping]] = ..., failure: _Optional[_Union[RequestFailure, _Mapping]] = ...) -> None: ...
+    asked_away: bool
+    def __init__(self, number: _Optional[int] = ..., event: _Optional[_Union[GenerateEvent, _Mapping]] = ..., failure: _Optional[_Union[RequestFailure, _Mapping]] = ..., asked_away: _Optional[bool] = ...) -> None: ...
 
 class RequestFailure(_message.Message):
     __slots__ = ("code", "details", "trailers")
@@ -165,7 +201,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WeightNodeLoad(_message.Message):
-    __slots__ = ("num_requests_running", "num_requests_waiting", "max_num_waiting", "num_tokens", "adopted_epoch", "prepared_nodes", "num_steps", "step_times")
+    __slots__ = ("num_requests_running", "num_requests_waiting", "max_num_waiting", "num_tokens", "adopted_epoch", "prepared_nodes", "num_steps", "step_times", "waiting_tokens", "block_tokens")
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +210,8 @@ class WeightNodeLoad(_message.Message):
     PREPARED_NODES_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_requests_running: int
     num_requests_waiting: int
     max_num_waiting: int
@@ -182,7 +220,9 @@ class WeightNodeLoad(_message.Message):
     prepared_nodes: _containers.RepeatedScalarFieldContainer[str]
     num_steps: int
     step_times: StepTimes
-    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., num_tokens: _Optional[int] = ..., adopted_epoch: _Optional[int] = ..., prepared_nodes: _Optional[_Iterable[str]] = ..., num_steps: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+    waiting_tokens: int
+    block_tokens: int
+    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., num_tokens: _Optional[int] = ..., adopted_epoch: _Optional[int] = ..., prepared_nodes: _Optional[_Iterable[str]] = ..., num_steps: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., waiting_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class StepTimes(_message.Message):
     __slots__ = ("rows", "step_seconds", "projection_seconds", "attention_seconds", "post_attention_seconds", "overhead_seconds")
@@ -205,16 +245,20 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("geometry", "max_model_len", "vocab_size", "eos_token_ids")
+    __slots__ = ("geometry", "max_model_len", "vocab_size", "eos_token_ids", "node_id", "role")
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     geometry: _common_pb2.KvGeometry
     max_model_len: int
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, geometry: _Optional[_Union[_common_pb2.KvGeometry, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    node_id: str
+    role: str
+    def __init__(self, geometry: _Optional[_Union[_common_pb2.KvGeometry, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
 class PrepareEndpointRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "address")
@@ -245,6 +289,20 @@ class ReleaseEndpointRequest(_message.Message):
 class ReleaseEndpointResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class MoveRequestsRequest(_message.Message):
+    __slots__ = ("max_requests", "draining")
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    max_requests: int
+    draining: bool
+    def __init__(self, max_requests: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class MoveRequestsResponse(_message.Message):
+    __slots__ = ("num_asked",)
+    NUM_ASKED_FIELD_NUMBER: _ClassVar[int]
+    num_asked: int
+    def __init__(self, num_asked: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ()

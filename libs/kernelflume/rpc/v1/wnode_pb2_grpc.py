@@ -65,6 +65,11 @@ class WeightNodeStub:
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ReleaseEndpointRequest.SerializeToString,
                 response_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ReleaseEndpointResponse.FromString,
                 _registered_method=True)
+        self.MoveRequests = channel.unary_unary(
+                '/kernelflume.rpc.v1.WeightNode/MoveRequests',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsResponse.FromString,
+                _registered_method=True)
         self.ListSequences = channel.unary_unary(
                 '/kernelflume.rpc.v1.WeightNode/ListSequences',
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ListSequencesRequest.SerializeToString,
@@ -121,6 +126,13 @@ class WeightNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveRequests(self, request, context):
+        """Asks routers to hand running requests over to other weight nodes; it is theirs to do so, where others serve.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSequences(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -159,6 +171,11 @@ def add_WeightNodeServicer_to_server(servicer, server):
                     servicer.ReleaseEndpoint,
                     request_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ReleaseEndpointRequest.FromString,
                     response_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ReleaseEndpointResponse.SerializeToString,
+            ),
+            'MoveRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveRequests,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsResponse.SerializeToString,
             ),
             'ListSequences': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSequences,
@@ -329,6 +346,33 @@ class WeightNode:
             '/kernelflume.rpc.v1.WeightNode/ReleaseEndpoint',
             kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ReleaseEndpointRequest.SerializeToString,
             kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ReleaseEndpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kernelflume.rpc.v1.WeightNode/MoveRequests',
+            kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

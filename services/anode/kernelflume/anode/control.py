@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kernelflume.core.errors import KernelFlumeError
     from kernelflume.core.geometry import KvGeometry
+    from kernelflume.core.ranges import TokenRange
     from kernelflume.core.regions import DeviceLanes, MemoryRegion
     from kernelflume.transport.waiter import WaitPolicy
 
@@ -20,6 +23,8 @@ class WorkerConfig:
     geometry: KvGeometry
     memory_bytes: int
     page_tokens: int
+    prefix_cache: bool
+    prefix_cache_ttl_s: float
     num_threads: int
     device: str
     kernel: str
@@ -131,11 +136,50 @@ class WorkerStatistics:
     links_lost: int
     scan_bytes_per_s: float
     """Median of recent large decode steps; 0 while there are none."""
+    num_cached_pages: int
+    num_cached_tokens: int
+    tokens_found: int
+    """Of blocks that were asked for and are here."""
+    tokens_shared: int
+    """Given to sequences without an append."""
+    pages_evicted: int
+    """Cached pages that were dropped because their room was needed."""
+    pages_expired: int
+    """Cached pages whose time to live was over."""
     links: tuple[LinkStatistics, ...]
 
 
-Order = ConnectOrder | DisconnectOrder | StatisticsOrder
-Result = Connected | Disconnected | WorkerStatistics
+@dataclass(frozen=True, slots=True)
+class PagesOrder:
+    """Ask for ``PageListing``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceListing:
+    """What one sequence holds."""
+
+    weight_node: str
+    sequence_id: int
+    ranges: tuple[TokenRange, ...]
+    pages: np.ndarray
+    """int32 [pages], in the order of its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageListing:
+    """Every page of the pool at one moment, in arrays of page numbers: a pool may have a million."""
+
+    num_holders: np.ndarray
+    """uint32 [pages of the pool]"""
+    cached: np.ndarray
+    """uint32: the page used longest ago first."""
+    free: np.ndarray
+    """uint32, ascending"""
+    sequences: tuple[SequenceListing, ...]
+
+
+Order = ConnectOrder | DisconnectOrder | StatisticsOrder | PagesOrder
+Result = Connected | Disconnected | WorkerStatistics | PageListing
 
 
 @dataclass(frozen=True, slots=True)

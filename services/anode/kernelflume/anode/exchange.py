@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernelflume.anode.block_notices import BlockNotices
 from kernelflume.anode.control import Connected, WorkerStatistics
 from kernelflume.anode.gpu.launcher import launch_step, retract_step
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import NUM_STAGING
+from kernelflume.anode.links import MAX_PUBLISHES
+from kernelflume.anode.page_listing import list_pages
 from kernelflume.anode.scan_meter import ScanMeter
 from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.core.names import split_name
@@ -32,6 +35,7 @@ from kernelflume.transport.memory import settle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kernelflume.anode.control import PageListing
     from kernelflume.anode.kernels import AttentionKernel, StepAttention
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.anode.lane import LaneBuffers
@@ -64,6 +68,7 @@ class Exchange:
         self._pool = pool
         self._kernel = kernel
         self._clock = clock
+        self._blocks = BlockNotices(pool)
         self._scans = ScanMeter(num_layers=pool.geometry.num_layers)
         self._links: dict[str, Link] = {}
         self._inbox: deque[Notice] = deque()
@@ -92,7 +97,7 @@ class Exchange:
             query_regions=tuple(buffers.query_region for buffers in link.buffers),
             append_regions=tuple(buffers.append_region for buffers in link.buffers),
             doorbell_address=self._doorbell.address,
-            num_free_pages=self._pool.allocator.num_free,
+            num_free_pages=self._pool.num_free_pages,
             device_lanes=link.device.lanes if link.device is not None else None,
         )
 
@@ -124,6 +129,7 @@ class Exchange:
 
     def turn(self, notices: Iterable[Notice]) -> None:
         """File notices, then work until nothing is left to do, or has not been for a while."""
+        self._pool.book.expire()
         self._receive(notices)
         deadline = Deadline(self._clock, _DRIVE_S)
         while True:
@@ -147,8 +153,8 @@ class Exchange:
         links = [link.statistics() for link in self._links.values()]
         quarantined = sum(buffers.num_bytes for _, lanes in self._quarantine for buffers in lanes)
         return WorkerStatistics(
-            num_pages=self._pool.allocator.num_pages,
-            num_free_pages=self._pool.allocator.num_free,
+            num_pages=self._pool.num_pages,
+            num_free_pages=self._pool.num_free_pages,
             num_tokens=self._pool.num_tokens,
             pool_bytes=self._pool.num_bytes,
             buffer_bytes=sum(link.buffer_bytes for link in self._links.values()) + quarantined,
@@ -157,8 +163,18 @@ class Exchange:
             notices_rejected=self._notices_rejected,
             links_lost=self._links_lost,
             scan_bytes_per_s=self._scans.bytes_per_s(self._clock.now()),
+            num_cached_pages=self._pool.blocks.num_idle,
+            num_cached_tokens=self._pool.blocks.num_idle_tokens,
+            tokens_found=self._blocks.tokens_found,
+            tokens_shared=self._blocks.tokens_shared,
+            pages_evicted=self._pool.blocks.num_evicted,
+            pages_expired=self._pool.blocks.num_expired,
             links=tuple(links),
         )
+
+    def pages(self) -> PageListing:
+        """Tell every page: what holds it, that it is cached, or that it is free."""
+        return list_pages(self._pool, self._links.values())
 
     def _receive(self, notices: Iterable[Notice]) -> None:
         """Put notices into the inbox, but for those that a graph waits for: they overtake all else."""
@@ -198,6 +214,13 @@ class Exchange:
                 self._file_append(link, notice)
             case wire.Free():
                 self._free(link, notice)
+            case wire.Find():
+                self._notify(link, self._blocks.find(notice))
+            case wire.Share():
+                self._notify(link, self._blocks.share(link, notice))
+            case wire.Publish():
+                _check(len(link.publishes) < MAX_PUBLISHES, f"more than {MAX_PUBLISHES} namings")
+                link.publishes.append(notice)
             case wire.Step():
                 link.waiting_step = notice
             case wire.Retract():
@@ -249,6 +272,11 @@ class Exchange:
             step = link.take_ready_step()
             if step is not None:
                 self._guarded(link, functools.partial(self._launch_step, link, step))
+                return True
+        for link in self._links.values():
+            publish = link.take_ready_publish()
+            if publish is not None:
+                self._guarded(link, functools.partial(self._publish, link, publish))
                 return True
         for link, index in lanes:
             append = link.lanes[index].take_ready_append()
@@ -328,7 +356,7 @@ class Exchange:
             settle(self._pool.device)
             self._tokens_appended += len(slots)
         answer = wire.Appended(
-            append.lane, append.slot, append.counter, self._pool.allocator.num_free, tuple(failed)
+            append.lane, append.slot, append.counter, self._pool.num_free_pages, tuple(failed)
         )
         self._notify(link, answer)
 
@@ -380,16 +408,22 @@ class Exchange:
             self._receive(self._transport.poll())
             self._drive()
 
+    def _publish(self, link: Link, notice: wire.Publish) -> None:
+        self._await_filed(link)  # nobody may find what a launched step has still to write
+        self._notify(link, self._blocks.publish(link, notice))
+
     def _free(self, link: Link, notice: wire.Free) -> None:
         if notice.sequences:  # an empty one only asks whether this node is there
             self._await_filed(link)
         for sequence_id in notice.sequences:
+            for publish in link.take_publishes(sequence_id):  # what it relies on does not come any more
+                self._notify(link, self._blocks.publish(link, publish))
             link.end(sequence_id, self._pool)
-        self._notify(link, wire.Freed(self._pool.allocator.num_free))
+        self._notify(link, wire.Freed(self._pool.num_free_pages))
 
     def _answer_warm(self, link: Link) -> None:
         self._await_staging(link, 0)
-        answer = wire.Warm(answer=True, num_free_pages=self._pool.allocator.num_free)
+        answer = wire.Warm(answer=True, num_free_pages=self._pool.num_free_pages)
         self._post(link, 0, len(link.buckets) - 1, answer)
         if link.device is not None:
             self._await_staging(link, 0)
@@ -397,7 +431,7 @@ class Exchange:
 
     def _partial(self, query: wire.Query, status: wire.RowStatus) -> wire.Partial:
         return wire.Partial(
-            query.lane, query.layer, query.step, status, query.num_rows, self._pool.allocator.num_free
+            query.lane, query.layer, query.step, status, query.num_rows, self._pool.num_free_pages
         )
 
     def _post(self, link: Link, index: int, bucket: int, notice: wire.WireNotice) -> None:

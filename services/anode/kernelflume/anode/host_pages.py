@@ -36,6 +36,10 @@ class HostPages:
         bits = rows.view(torch.from_numpy(self.bits[:0]).dtype).numpy()
         self.bits[:, :, :, slots] = bits.transpose(0, 2, 3, 1, 4)
 
+    def copy(self, slot: int, to_slot: int, num_tokens: int) -> None:
+        """Copy tokens of one page to another: those from ``slot`` on to those from ``to_slot`` on."""
+        self.bits[:, :, :, to_slot : to_slot + num_tokens] = self.bits[:, :, :, slot : slot + num_tokens]
+
     def view(self, extent: Extent) -> tuple[torch.Tensor, ...]:
         """Return keys and values of all layers, no copy: key of layer l at 2 l, value at 2 l + 1.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import deque
 from typing import TYPE_CHECKING
 
 import psutil
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.regions import DeviceLanes
     from kernelflume.transport.base import Transport, WritePlan
-    from kernelflume.transport.wire import Step
+    from kernelflume.transport.wire import Publish, Step
 
 logger = logging.getLogger(__name__)
 
 MAX_ENDED = 4 * MAX_FREE
 """Ended sequences that a link remembers: far more than can end while one append is under way."""
+MAX_PUBLISHES = 4 * MAX_FREE
+"""Notices that name blocks and wait for appends: more than a weight node's sequences can have under way."""
 
 
 class Link:
@@ -71,6 +74,8 @@ class Link:
         """The step launched last, and the sequences of which it stores a token."""
         self.lanes = [LaneProgress() for _ in buffers]
         self.sequences: dict[int, HeldSequence] = {}
+        self.publishes: deque[Publish] = deque()
+        """What is named once every append that it relies on is filed."""
         self._ended: dict[int, None] = {}
         """The sequences that ended last: freed, or dropped for want of a page."""
 
@@ -97,6 +102,22 @@ class Link:
             return None
         self.waiting_step = None
         return step
+
+    def take_ready_publish(self) -> Publish | None:
+        """Return a waiting PUBLISH of which every append is filed."""
+        filed = self.lanes[0].appends_filed
+        for index, publish in enumerate(self.publishes):
+            if publish.appends <= filed:
+                del self.publishes[index]
+                return publish
+        return None
+
+    def take_publishes(self, sequence_id: int) -> list[Publish]:
+        """Return every waiting PUBLISH of a sequence."""
+        taken = [publish for publish in self.publishes if publish.sequence == sequence_id]
+        for publish in taken:
+            self.publishes.remove(publish)
+        return taken
 
     def held(self, sequence_id: int) -> HeldSequence:
         """Return what is held of a sequence, a new and empty holding at first."""

@@ -30,6 +30,11 @@ class PageAllocator:
         """Pages that nobody owns."""
         return self._num_free
 
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """First page of each free stretch and the page behind it, ascending."""
+        return list(zip(self._starts, self._ends, strict=True))
+
     def allocate(self, num_pages: int, *, after: int | None = None) -> list[int]:
         """Take ``num_pages`` pages, contiguous with page ``after`` and with each other as far as possible.
 

@@ -13,6 +13,8 @@ from kernelflume.core.errors import KernelFlumeError, UnavailableError
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernelflume.anode.process import WorkerProcess
     from kernelflume.anode.reaper import LeaseReaper
     from kernelflume.runtime.clock import Clock
@@ -37,7 +39,9 @@ class Presence:
         clock: Clock,
         ttl_s: float,
         load_interval_s: float,
+        tell: Callable[[WorkerStatistics], None] | None = None,
     ) -> None:
+        """Set up; ``tell`` is given the worker's figures at every renewal."""
         self._record = record
         self._page_tokens = page_tokens
         self._worker = worker
@@ -46,6 +50,7 @@ class Presence:
         self._clock = clock
         self._ttl_s = ttl_s
         self._interval_s = min(ttl_s / 3, load_interval_s)
+        self._tell = tell
         self._is_reachable = True
         self._renewal: asyncio.Future[None] | None = None
 
@@ -64,12 +69,16 @@ class Presence:
     async def renew(self) -> None:
         """Renew the lease once, and drop the links whose weight node is gone."""
         statistics = await self._worker.call(StatisticsOrder(), WorkerStatistics, timeout_s=_CALL_TIMEOUT_S)
+        if self._tell is not None:
+            self._tell(statistics)
         load = NodeLoad(
             capacity_tokens=statistics.num_pages * self._page_tokens,
             used_tokens=statistics.num_tokens,
             reserved_tokens=(statistics.num_pages - statistics.num_free_pages) * self._page_tokens,
             num_sequences=sum(link.num_sequences for link in statistics.links),
             scan_bytes_per_s=statistics.scan_bytes_per_s,
+            cached_tokens=statistics.num_cached_tokens,
+            shared_tokens=statistics.tokens_shared,
         )
         living: set[str] | None = None
         try:

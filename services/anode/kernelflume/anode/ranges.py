@@ -28,6 +28,15 @@ class HeldRanges:
         """The ranges, ascending; two of them never touch."""
         return tuple(self._ranges)
 
+    def index(self, start: int, num_tokens: int) -> int | None:
+        """Return how many positions are held before ``start``; None if not all ``num_tokens`` from it are."""
+        num_before = 0
+        for held in self._ranges:
+            if held.start <= start and start + num_tokens <= held.end:
+                return num_before + start - held.start
+            num_before += held.num_tokens
+        return None
+
     def append(self, start: int, num_tokens: int) -> None:
         """Add positions [start, start + num_tokens); they may leave a gap, never go back.
 

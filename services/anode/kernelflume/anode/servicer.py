@@ -11,9 +11,12 @@ from kernelflume.anode.control import (
     ConnectOrder,
     Disconnected,
     DisconnectOrder,
+    PageListing,
+    PagesOrder,
     StatisticsOrder,
     WorkerStatistics,
 )
+from kernelflume.anode.pages_parts import parts_of
 from kernelflume.core.errors import HandshakeError, InvalidRequestError, NotFoundError
 from kernelflume.core.names import split_name
 from kernelflume.rpc.codec import (
@@ -28,6 +31,8 @@ from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
 from kernelflume.transport.lanes import LaneLayout
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import grpc
 
     from kernelflume.anode.control import Ready
@@ -113,6 +118,12 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
             queries_served=statistics.queries_served,
             tokens_appended=statistics.tokens_appended,
             scan_bytes_per_second=statistics.scan_bytes_per_s,
+            num_cached_pages=statistics.num_cached_pages,
+            num_cached_tokens=statistics.num_cached_tokens,
+            tokens_found=statistics.tokens_found,
+            tokens_shared=statistics.tokens_shared,
+            pages_evicted=statistics.pages_evicted,
+            pages_expired=statistics.pages_expired,
             links=[
                 anode_pb2.AttentionStatisticsLink(
                     weight_node=link.weight_node, num_sequences=link.num_sequences, num_tokens=link.num_tokens
@@ -120,6 +131,15 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
                 for link in statistics.links
             ],
         )
+
+    async def ListPages(
+        self, request: anode_pb2.ListPagesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[anode_pb2.PagesPart]:
+        """Tell every page, as of one moment."""
+        del request, context
+        listing = await self._worker.call(PagesOrder(), PageListing, timeout_s=_CALL_TIMEOUT_S)
+        for part in parts_of(listing, page_tokens=self._page_tokens):
+            yield part
 
     async def statistics(self) -> WorkerStatistics:
         """Ask the worker for its figures."""

@@ -45,6 +45,10 @@ class AttentionNodeSettings(ServiceSettings):
     num_query_heads, num_kv_heads, head_dim, dtype, kv_dtype."""
     page_tokens: int = Field(default=64, ge=1, le=65536)
     """Tokens a page: smaller ones waste less of a sequence's last page, larger ones scatter it less."""
+    prefix_cache: bool = True
+    """Keep keys and values of sequences that ended while there is room, for contexts that begin alike."""
+    prefix_cache_ttl_s: float = Field(default=0.0, ge=0)
+    """Seconds after their last use for which they are kept; 0 is as long as there is room."""
     threads: int = Field(default=0, ge=0)
     """Threads of the attention kernel; 0 takes half of the cores, as a weight node usually runs beside."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -65,6 +69,8 @@ class AttentionNodeSettings(ServiceSettings):
     """A weight node without a lease for this many seconds loses its sequences here."""
     doorbell_host: str = "127.0.0.1"
     """Interface on which weight nodes ring."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the Prometheus endpoint on the host of `address`, 0 for none; nodes of a host need one each."""
     wait: WaitSettings = WaitSettings()
     """How the step loop waits for notices."""
 

@@ -67,6 +67,15 @@ async def serve(settings: AttentionNodeSettings, launched: LaunchedWorker, stop:
         await server.set_serving(serving=True)
         host = settings.advertise_host or settings.address.rpartition(":")[0]
         address = f"{host}:{server.port}"
+        tell = None
+        if settings.metrics_port:
+            # A node that is asked for no metrics starts without what serves them.
+            from kernelflume.anode.metrics import AttentionNodeMetrics, serve_metrics  # noqa: PLC0415 - see above
+
+            metrics = AttentionNodeMetrics()
+            tell = metrics.take
+            listen_host = settings.address.rpartition(":")[0]
+            cleanup.callback(serve_metrics(listen_host, settings.metrics_port, metrics))
         presence = Presence(
             record=LeaseRecord(
                 kind=NodeKind.ATTENTION, node_id=settings.node_id, incarnation=incarnation, address=address
@@ -78,6 +87,7 @@ async def serve(settings: AttentionNodeSettings, launched: LaunchedWorker, stop:
             clock=MonotonicClock(),
             ttl_s=settings.lease_ttl_s,
             load_interval_s=settings.load_interval_s,
+            tell=tell,
         )
         cleanup.push_async_callback(presence.leave)
         logger.info(
@@ -140,6 +150,8 @@ def worker_config(settings: AttentionNodeSettings, name: str) -> WorkerConfig:
         geometry=settings.kv_geometry,
         memory_bytes=settings.memory,
         page_tokens=settings.page_tokens,
+        prefix_cache=settings.prefix_cache,
+        prefix_cache_ttl_s=settings.prefix_cache_ttl_s,
         num_threads=settings.threads or max(1, num_cores // 2),
         device=settings.device,
         kernel=settings.kernel,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernelflume.anode.block_index import BlockIndex
 from kernelflume.anode.control import (
     Answer,
     Call,
@@ -23,6 +24,7 @@ from kernelflume.anode.control import (
     Disconnected,
     DisconnectOrder,
     Failed,
+    PagesOrder,
     Ready,
     StartTimes,
     Stop,
@@ -143,6 +145,8 @@ class Worker:
         if isinstance(order, DisconnectOrder):
             freed = sum(self._exchange.drop(name, order.reason) for name in order.weight_nodes)
             return Disconnected(freed)
+        if isinstance(order, PagesOrder):
+            return self._exchange.pages()
         return self._exchange.statistics()
 
     def _finish_connect(self, call_id: int, future: Future[Link]) -> None:
@@ -185,7 +189,11 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
     )
     has_transport = clock.now()
     pool = KvPool(
-        config.geometry, page_tokens=config.page_tokens, num_bytes=config.memory_bytes, device=device
+        config.geometry,
+        page_tokens=config.page_tokens,
+        num_bytes=config.memory_bytes,
+        device=device,
+        blocks=BlockIndex(clock, is_cache=config.prefix_cache, ttl_s=config.prefix_cache_ttl_s),
     )
     kernel: AttentionKernel = choose_kernel(config.kernel, pool)
     has_pool = clock.now()
@@ -210,7 +218,7 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
         Ready(
             transport=transport.kind,
             memory=memory_kind(device),
-            num_pages=pool.allocator.num_pages,
+            num_pages=pool.num_pages,
             num_threads=torch.get_num_threads(),
             times=times,
         )

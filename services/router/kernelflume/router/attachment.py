@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
+from kernelflume.rpc.codec import route_from_proto
 from kernelflume.rpc.status import failure_from_proto
 from kernelflume.rpc.v1 import wnode_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.rpc.v1 import wnode_pb2_grpc
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
@@ -44,9 +43,39 @@ class Receiver(Protocol):
         """Take an event that came at ``now``."""
         ...
 
+    def held(self, route: SequenceRoute) -> None:
+        """Take note that the request stands still, with its keys and values on ``route``."""
+        ...
+
+    def asked_away(self) -> None:
+        """Take note that the weight node would rather see the request elsewhere."""
+        ...
+
     def ended(self, error: KernelFlumeError | None) -> None:
         """Take note that nothing more comes: after the event with the finish reason, or for this error."""
         ...
+
+
+class RunControl:
+    """What can be done with a request under way; all of it is harmless once that has ended."""
+
+    __slots__ = ("_attachment", "_number")
+
+    def __init__(self, attachment: Attachment, number: int) -> None:
+        self._attachment = attachment
+        self._number = number
+
+    def cancel(self) -> None:
+        """End it."""
+        self._attachment.cancel(self._number)
+
+    def hand_over(self) -> None:
+        """Have it stand still between two tokens; its receiver is told when it does."""
+        self._attachment.send_of(self._number, wnode_pb2.AttachRequest(hand_over=self._number))
+
+    def go_on(self) -> None:
+        """Let it go on that stands still."""
+        self._attachment.send_of(self._number, wnode_pb2.AttachRequest(go_on=self._number))
 
 
 class _Run:
@@ -83,6 +112,8 @@ class Attachment:
         self._has_mail = asyncio.Event()
         self.attached = False
         """True while requests can be submitted."""
+        self.draining = False
+        """True while the weight node would rather see its requests elsewhere."""
         self._task = asyncio.create_task(self._stay_attached())
 
     def submit(
@@ -92,14 +123,15 @@ class Attachment:
         *,
         timeout_s: float,
         headers: Headers,
-    ) -> Callable[[], None]:
-        """Run a request in the trace of ``headers``; return what cancels it, harmless once it has ended.
+        hands_over: bool = False,
+    ) -> RunControl:
+        """Run a request in the trace of ``headers``, with ``hands_over`` held after its first token.
 
         ``receiver`` is told at once of an UnavailableError where the stream is down.
         """
         if not self.attached:
             receiver.ended(UnavailableError(f"the router is not attached to the weight node {self._address}"))
-            return _do_nothing
+            return RunControl(self, 0)
         self._number += 1
         number = self._number
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, number, timeout_s)
@@ -107,11 +139,25 @@ class Attachment:
         self._send(
             wnode_pb2.AttachRequest(
                 submission=wnode_pb2.Submission(
-                    number=number, request=request, trace_context=dict(headers), timeout_seconds=timeout_s
+                    number=number,
+                    request=request,
+                    trace_context=dict(headers),
+                    timeout_seconds=timeout_s,
+                    hand_over=hands_over,
                 )
             )
         )
-        return partial(self._cancel, number)
+        return RunControl(self, number)
+
+    def send_of(self, number: int, message: wnode_pb2.AttachRequest) -> None:
+        """Send a message about a request, unless that has ended."""
+        if number in self._runs:
+            self._send(message)
+
+    def ask_away(self) -> None:
+        """Tell every request that its weight node is to end."""
+        for run in list(self._runs.values()):
+            run.receiver.asked_away()
 
     async def close(self) -> None:
         """End the stream; requests that still run fail."""
@@ -198,18 +244,30 @@ class Attachment:
             run = runs.get(told.number)
             if run is None:
                 continue
+            if told.HasField("asked_away"):
+                run.receiver.asked_away()
+                continue
             if told.HasField("failure"):
                 self._end(told.number, failure_from_proto(told.failure))
+                continue
+            if told.event.HasField("held"):
+                run.receiver.held(route_from_proto(told.event.held.ranges))
                 continue
             run.receiver.event(told.event, now)
             if told.event.finish_reason:
                 self._end(told.number, None)
+        if reply.HasField("draining"):
+            self.draining = reply.draining
+            logger.info("a weight node drains: %s", self.draining, extra={"address": self._address})
+            if self.draining:
+                self.ask_away()
 
     def _send(self, message: wnode_pb2.AttachRequest) -> None:
         self._outbox.append(message)
         self._has_mail.set()
 
-    def _cancel(self, number: int) -> None:
+    def cancel(self, number: int) -> None:
+        """End a request, if it has not ended."""
         run = self._runs.pop(number, None)
         if run is None:
             return
@@ -231,10 +289,7 @@ class Attachment:
         if self.attached:
             logger.info("a weight node was detached", extra={"address": self._address, "reason": reason})
         self.attached = False
+        self.draining = False
         self._outbox.clear()
         for number in list(self._runs):
             self._end(number, UnavailableError(reason))
-
-
-def _do_nothing() -> None:
-    return

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 from kernelflume.core.errors import DeadlineError, KernelFlumeError
 from kernelflume.core.sampling import FinishReason
 from kernelflume.router.choice import TOOL_CALLS
+from kernelflume.router.prepared import Prepared
 from kernelflume.router.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from kernelflume.router.choice import ChoiceText, Delta
-    from kernelflume.router.dispatch import ChoiceJob, Dispatcher
+    from kernelflume.router.course import ChoiceJob
+    from kernelflume.router.dispatch import Dispatcher
     from kernelflume.router.generation import Generation
     from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.placer import Decision
     from kernelflume.router.traces import RequestTrace
     from kernelflume.runtime.clock import Clock
 
@@ -45,6 +48,9 @@ class _Progress:
         self._arrived_at = arrived_at
         self._waiting = True
         metrics.waiting.inc()
+
+    def placed(self, decision: Decision, *, node_id: str, is_resumed: bool) -> None:
+        self._trace.placed(decision, node_id=node_id, is_resumed=is_resumed)
 
     def started(self, num_tokens: int) -> None:
         self.given_up()
@@ -74,7 +80,7 @@ class Completion:
     def __init__(
         self,
         jobs: Sequence[ChoiceJob],
-        texts: Sequence[ChoiceText],
+        new_text: Callable[[], ChoiceText],
         *,
         num_prompt_tokens: int,
         choices_per_prompt: int,
@@ -90,7 +96,7 @@ class Completion:
 
         Args:
             jobs: one for each choice, in the order of their indexes.
-            texts: the text of each choice.
+            new_text: makes the text of a choice.
             num_prompt_tokens: of all prompts together.
             choices_per_prompt: `n`: neighbouring jobs share a prompt.
             dispatcher: starts the choices.
@@ -102,7 +108,8 @@ class Completion:
             stall_timeout_s: bound of the wait for the next token of any choice.
         """
         self._jobs = jobs
-        self._texts = texts
+        self._new_text = new_text
+        self._texts: Sequence[ChoiceText] = ()
         self._num_prompt_tokens = num_prompt_tokens
         self._choices_per_prompt = choices_per_prompt
         self._dispatcher = dispatcher
@@ -134,6 +141,7 @@ class Completion:
             KernelFlumeError: a choice cannot run; none runs then.
         """
         self._open = set(range(len(self._jobs)))
+        texts = Prepared(lambda: [self._new_text() for _ in self._jobs])
         try:
             if len(self._jobs) == 1:
                 # The usual case needs no task of its own, which would cost time before the first token.
@@ -152,6 +160,7 @@ class Completion:
             raise self._error or error from None
         finally:
             self._starting, self._starter = [], None
+        self._texts = texts.get()
         self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
 
     async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
@@ -171,6 +180,12 @@ class Completion:
                 self._watchdog.arm()
                 await self._arrived.wait()
                 self._watchdog.disarm()
+
+    @property
+    def node_ids(self) -> Sequence[str]:
+        """Names of the weight nodes that the choices run on now, or did last; each once."""
+        sites = (generation.site for generation in self._generations)
+        return tuple(dict.fromkeys(site.node_id for site in sites if site is not None))
 
     def usage(self) -> Usage:
         """Return the tokens so far."""
@@ -245,12 +260,13 @@ class Completion:
     def _count_end(self, index: int, reason: str) -> None:
         self._finish_reasons[index] = reason
         seconds = self._clock.now() - self._arrived_at
-        job, text = self._jobs[index], self._texts[index]
+        job = self._jobs[index]
+        num_tokens = self._texts[index].num_tokens if self._texts else 0
         self._metrics.ended(
             # Weight nodes, and vLLM's metric, know no tools: the text was stopped.
             reason=FinishReason.STOP if reason == TOOL_CALLS else reason,
-            num_prompt_tokens=len(job.prompt_token_ids),
-            num_tokens=text.num_tokens,
+            num_prompt_tokens=len(job.prompt.token_ids),
+            num_tokens=num_tokens,
             seconds=seconds,
         )
         logger.info(
@@ -258,8 +274,8 @@ class Completion:
             extra={
                 "choice_id": job.request_id,
                 "reason": reason,
-                "num_prompt_tokens": len(job.prompt_token_ids),
-                "num_tokens": text.num_tokens,
+                "num_prompt_tokens": len(job.prompt.token_ids),
+                "num_tokens": num_tokens,
                 "seconds": round(seconds, 3),
             },
         )

@@ -7,8 +7,6 @@ import re
 import uuid
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import MutableHeaders
-
 from kernelflume.router.tenants import tenant_of
 from kernelflume.runtime.logging import LOG_FIELDS
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
+_RAW_REQUEST_ID_HEADER = REQUEST_ID_HEADER.encode()
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """What may be repeated in headers and logs; another one is replaced."""
 
@@ -67,11 +66,12 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID_HEADER] = request_id
+                headers = [*message["headers"], (_RAW_REQUEST_ID_HEADER, request_id.encode())]
                 tenant = tenant_of(scope)
                 if tenant.limits.any:
-                    headers.update(self._rate_headers(tenant))
+                    rates = self._rate_headers(tenant)
+                    headers += ((name.encode(), value.encode()) for name, value in rates.items())
+                message["headers"] = headers
             await send(message)
 
         try:
@@ -99,7 +99,7 @@ def _shown_path(scope: Scope) -> str:
 def _request_id(scope: Scope) -> str:
     """Return the id that the client gave, if it can be repeated, or a new one."""
     for name, value in scope["headers"]:
-        if name == b"x-request-id":
+        if name == _RAW_REQUEST_ID_HEADER:
             text: str = value.decode("latin-1")
             if _GOOD_ID.fullmatch(text):
                 return text

@@ -18,6 +18,7 @@ from kernelflume.router.errors import api_error_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from prometheus_client import Counter
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -47,6 +48,8 @@ class Express:
         self._app = app
         self._endpoints = dict(endpoints)
         self._metrics = metrics
+        self._counters: dict[tuple[str, int], Counter] = {}
+        """Of responses by path and status: few, as all paths are known."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -58,7 +61,7 @@ class Express:
 
         async def counting_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.http_responses.labels(path, message["status"]).inc()
+                self._count(path, message["status"])
             await send(message)
 
         # As the framework notes it, for whoever logs the request.
@@ -72,3 +75,9 @@ class Express:
                 logger.exception("a request failed")
             response = JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
         await response(scope, receive, counting_send)
+
+    def _count(self, path: str, status: int) -> None:
+        counter = self._counters.get((path, status))
+        if counter is None:
+            counter = self._counters[path, status] = self._metrics.http_responses.labels(path, status)
+        counter.inc()

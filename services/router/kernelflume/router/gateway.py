@@ -6,6 +6,7 @@ import json
 import logging
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -15,16 +16,19 @@ from kernelflume.router.body import discard_body, read_json_body
 from kernelflume.router.choice import ChoiceText
 from kernelflume.router.collecting import collect
 from kernelflume.router.completion import Completion
-from kernelflume.router.dispatch import ChoiceJob
+from kernelflume.router.course import ChoiceJob
 from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead
+from kernelflume.router.placer import Prompt
+from kernelflume.router.prepared import Prepared
 from kernelflume.router.sampling import for_choice
+from kernelflume.router.sessions import SESSION_HEADER, session_key
 from kernelflume.router.streaming import ClientWatch, EventStreamResponse
 from kernelflume.router.tenants import tenant_of
 from kernelflume.router.traces import RequestTrace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from starlette.requests import Request
 
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
     from kernelflume.runtime.tracing import Tracer
 
 logger = logging.getLogger(__name__)
+
+NODE_HEADER = "x-kernelflume-weight-node"
+"""Header of an answer that names the weight node it was generated on."""
 
 
 class Gateway:
@@ -118,13 +125,16 @@ class Gateway:
             slot.take_prompt(sum(map(len, order.prompts)))
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
             trace.ordered(order, answer_id)
-            answer_format = order.new_format(self._head(answer_id, order))
-            completion = self._new_completion(order, answer_id, arrived_at, trace, slot)
+            prompts = _prompts(request, order)
+            completion = self._new_completion(
+                order, prompts, answer_id=answer_id, arrived_at=arrived_at, trace=trace, slot=slot
+            )
             slot.work = completion
             with order.naming_faults():
+                new_format = partial(self._new_format, order, answer_id)
                 if not order.body.stream:
-                    return await self._whole(request, completion, answer_format, trace)
-                response = await self._stream(request, completion, answer_format, slot=slot, trace=trace)
+                    return await self._whole(request, completion, new_format, trace)
+                response = await self._stream(request, completion, new_format, slot=slot, trace=trace)
                 handed_over = True
                 return response
         except ClientGoneError:
@@ -134,47 +144,47 @@ class Gateway:
             if not handed_over:
                 slot.release()
 
-    def _head(self, answer_id: str, order: Order[Any]) -> AnswerHead:
-        return AnswerHead(
-            answer_id=answer_id,
-            created=int(time.time()),
-            model=order.model,
-            prompts=order.prompts,
-            choices_per_prompt=order.body.n,
-            echoes=order.echoes,
-            with_token_ids=order.body.return_token_ids,
-            with_usage=order.body.include_usage,
-            continuous_usage=order.body.continuous_usage,
-            token_bytes=None if order.body.num_logprobs is None else self._tokenizer.token_bytes,
+    def _new_format(self, order: Order[Any], answer_id: str) -> AnswerFormat:
+        body = order.body
+        return order.new_format(
+            AnswerHead(
+                answer_id=answer_id,
+                created=int(time.time()),
+                model=order.model,
+                prompts=order.prompts,
+                choices_per_prompt=body.n,
+                echoes=order.echoes,
+                with_token_ids=body.return_token_ids,
+                with_usage=body.include_usage,
+                continuous_usage=body.continuous_usage,
+                token_bytes=None if body.num_logprobs is None else self._tokenizer.token_bytes,
+            )
         )
 
     def _new_completion(
-        self, order: Order[Any], answer_id: str, arrived_at: float, trace: RequestTrace, slot: Slot
+        self,
+        order: Order[Any],
+        prompts: Sequence[Prompt],
+        *,
+        answer_id: str,
+        arrived_at: float,
+        trace: RequestTrace,
+        slot: Slot,
     ) -> Completion:
         body = order.body
         jobs = [
-            ChoiceJob(f"{answer_id}-{number * body.n + index}", prompt, for_choice(sampling, index))
-            for number, (prompt, sampling) in enumerate(zip(order.prompts, order.samplings, strict=True))
-            for index in range(body.n)
-        ]
-        texts = [
-            ChoiceText(
-                self._tokenizer.new_detokenizer(
-                    skip_special_tokens=body.skip_special_tokens, shown=order.shown
-                ),
-                stops=body.stop,
-                stop_token_ids=body.stop_token_ids,
-                min_tokens=body.min_tokens,
-                include_stop=body.include_stop_str_in_output,
-                prompt_only=body.prompt_only,
-                parser=order.new_parser(),
-                called_reason=order.called_reason,
+            ChoiceJob(
+                f"{answer_id}-{number * body.n + index}",
+                prompt,
+                for_choice(sampling, index),
+                slot.tenant.tenant_id,
             )
-            for _ in jobs
+            for number, (prompt, sampling) in enumerate(zip(prompts, order.samplings, strict=True))
+            for index in range(body.n)
         ]
         return Completion(
             jobs,
-            texts,
+            partial(self._new_text, order),
             num_prompt_tokens=sum(map(len, order.prompts)),
             choices_per_prompt=body.n,
             dispatcher=self._dispatcher,
@@ -186,35 +196,77 @@ class Gateway:
             stall_timeout_s=self._settings.stall_timeout,
         )
 
+    def _new_text(self, order: Order[Any]) -> ChoiceText:
+        body = order.body
+        return ChoiceText(
+            self._tokenizer.new_detokenizer(skip_special_tokens=body.skip_special_tokens, shown=order.shown),
+            stops=body.stop,
+            stop_token_ids=body.stop_token_ids,
+            min_tokens=body.min_tokens,
+            include_stop=body.include_stop_str_in_output,
+            prompt_only=body.prompt_only,
+            parser=order.new_parser(),
+            called_reason=order.called_reason,
+        )
+
     async def _whole(
-        self, request: Request, completion: Completion, answer_format: AnswerFormat, trace: RequestTrace
+        self,
+        request: Request,
+        completion: Completion,
+        new_format: Callable[[], AnswerFormat],
+        trace: RequestTrace,
     ) -> Response:
+        answer_format = Prepared(new_format)
+        watch = ClientWatch(request.receive)
         try:
-            with ClientWatch(request.receive):
+            with watch:
                 choices = await collect(completion)
         finally:
+            watch.close()
             completion.close()
-        answer = answer_format.whole(choices, completion.usage())
+        answer = answer_format.get().whole(choices, completion.usage())
         trace.answered()
-        return Response(json.dumps(answer, ensure_ascii=False).encode(), media_type="application/json")
+        return Response(
+            json.dumps(answer, ensure_ascii=False).encode(),
+            media_type="application/json",
+            headers=_node_header(completion),
+        )
 
     async def _stream(
         self,
         request: Request,
         completion: Completion,
-        answer_format: AnswerFormat,
+        new_format: Callable[[], AnswerFormat],
         *,
         slot: Slot,
         trace: RequestTrace,
     ) -> Response:
         """Return the response once every choice has its first token: until then a failure has its status."""
+        watch = ClientWatch(request.receive)
+        response = Prepared(
+            lambda: self._new_response(completion, new_format(), watch, slot=slot, trace=trace)
+        )
         try:
-            with ClientWatch(request.receive):
+            with watch:
                 await completion.start()
+            answer = response.get()
         except BaseException:
+            watch.close()
             completion.close()
             raise
+        # Known only now: another node may have taken the request over.
+        answer.headers.update(_node_header(completion))
+        return answer
 
+    def _new_response(
+        self,
+        completion: Completion,
+        answer_format: AnswerFormat,
+        watch: ClientWatch,
+        *,
+        slot: Slot,
+        trace: RequestTrace,
+    ) -> EventStreamResponse:
         def close() -> None:
             completion.close()
             trace.answered()
@@ -225,9 +277,25 @@ class Gateway:
             write_timeout_s=self._settings.write_timeout,
             slow_reader_timeout_s=self._settings.slow_reader_timeout,
             clock=self._clock,
+            headers={},
             on_close=close,
             on_disconnect=self._metrics.disconnects.inc,
+            watch=watch,
         )
+
+
+def _prompts(request: Request, order: Order[Any]) -> list[Prompt]:
+    """Return a request's prompts, with the session that they belong to as far as the client says."""
+    name = request.headers.get(SESSION_HEADER) or order.body.user
+    session = session_key(tenant_of(request.scope).tenant_id, name) if name else None
+    is_shared = order.body.num_prompt_logprobs is None
+    salt = tenant_of(request.scope).cache_salt(order.body.cache_salt)
+    return [Prompt(token_ids, session=session, salt=salt, is_shared=is_shared) for token_ids in order.prompts]
+
+
+def _node_header(completion: Completion) -> dict[str, str]:
+    """Return the header that names the weight nodes of an answer."""
+    return {NODE_HEADER: ", ".join(completion.node_ids)}
 
 
 async def _events(completion: Completion, answer_format: AnswerFormat) -> AsyncGenerator[str, None]:

@@ -1,4 +1,7 @@
-"""One choice's run on a weight node: tokens are received as they come and wait until they are taken."""
+"""One choice on weight nodes: tokens are received as they come and wait until they are taken.
+
+A run that is lost with its weight node goes on elsewhere; whoever takes the tokens does not notice.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
+from kernelflume.router.hand_over import Move, MoveAct, MoveNews
+from kernelflume.router.runs import Run
 from kernelflume.rpc.codec import logprobs_from_proto
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.sampling import TokenLogprobs
-    from kernelflume.router.attachment import Receiver
+    from kernelflume.router.placer import Decision
+    from kernelflume.router.runs import RunSite, StartRun
     from kernelflume.rpc.v1 import wnode_pb2
 
 _MAX_UNTAKEN = 1 << 18
@@ -36,7 +43,11 @@ class Batch:
 
 
 class GenerationObserver(Protocol):
-    """Told of a run's progress, in the event loop."""
+    """Told of a choice's progress, in the event loop."""
+
+    def placed(self, decision: Decision, *, node_id: str, is_resumed: bool) -> None:
+        """Take note of a run that begins on a node, or goes on there where another was lost."""
+        ...
 
     def started(self, num_tokens: int) -> None:
         """Take note of the first event."""
@@ -52,43 +63,115 @@ class GenerationObserver(Protocol):
 
 
 class Generation:
-    """Receives one run's news and keeps them.
+    """Receives the news of a choice's runs, one after another, and keeps them.
 
+    While the choice moves there are two: the source, which stands still, and the target on another node.
     A slow client holds nothing up on the weight node, nor another client; what is kept are token ids, at most
     the request's max_tokens. Owned by one request, used in one event loop.
     """
 
     def __init__(
         self,
-        start: Callable[[Receiver], Callable[[], None]],
         *,
         arrived: asyncio.Event,
         observer: GenerationObserver,
-        on_end: Callable[[], None],
+        on_lost: Callable[[Generation, KernelFlumeError], asyncio.Task[None] | None],
+        on_held: Callable[[Generation, SequenceRoute], None],
+        on_asked_away: Callable[[Generation], None],
+        on_moved: Callable[[Generation, bool], None],
+        on_start: Callable[[Generation], None],
+        on_end: Callable[[Generation], None],
     ) -> None:
-        """Begin to run.
+        """Make a generation of which nothing runs yet.
 
         Args:
-            start: starts the run, whose news go to what it is given; returns what cancels it.
             arrived: set at every event and at the end; may be shared by the choices of one request.
             observer: told of progress.
-            on_end: called once, when the run has ended.
+            on_lost: called when a run ends before its time, of which a token was told already; returns the
+                task that begins another or fails the generation, or None where it must end so.
+            on_held: called when the run stands still; moves it, or lets it stay.
+            on_asked_away: called when the run's weight node is to end.
+            on_moved: called when a move has come to its end; told whether the choice goes on at the target.
+            on_start: called once, with the first token.
+            on_end: called once, after the last run, of one that had started.
         """
         self._arrived = arrived
         self._observer = observer
+        self._on_lost = on_lost
+        self._on_held = on_held
+        self._on_asked_away = on_asked_away
+        self._on_moved = on_moved
+        self._on_start = on_start
         self._on_end = on_end
         self._started = asyncio.Event()
-        self._token_ids: list[int] = []
+        self._num_taken = 0
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._finish_reason: FinishReason | None = None
         self._stop_token_id: int | None = None
         self._error: KernelFlumeError | None = None
         self._was_started = False
+        self._is_over = False
         self._last_at = 0.0
+        self.is_run_silent = True
+        """True until the latest run tells a token."""
+        self._run: Run | None = None
+        """The latest, whose tokens count."""
+        self._source: Run | None = None
+        """The one before, while it stands still for the latest."""
+        self._move = Move()
+        self._resuming: asyncio.Task[None] | None = None
+        self.token_ids: list[int] = []
+        """All tokens so far, but for the eos or stop token that ended the choice."""
+        self.random_key: int | None = None
+        """Key of the random numbers, where the weight node told one."""
         self.num_cached_tokens = 0
-        """Prompt tokens whose keys and values the weight node did not have to compute."""
-        self._cancel = start(self)
+        """Prompt tokens whose keys and values the first weight node did not have to compute."""
+
+    @property
+    def site(self) -> RunSite | None:
+        """Where the latest run is or was."""
+        return None if self._run is None else self._run.site
+
+    def begin(self, start: StartRun, site: RunSite) -> None:
+        """Begin a run; the one before, if there was one, has ended.
+
+        Args:
+            start: starts the run, whose news go to what it is given; returns what controls it.
+            site: where it is; its load is released when it ends.
+        """
+        self._resuming = None
+        self._move.reset()
+        self._begin(start, site)
+
+    def hand_over(self) -> None:
+        """Have the choice stand still between two tokens, so that it can move."""
+        if self._is_over or self._run is None or self._run.is_over:
+            return
+        if self._move.take(MoveNews.ORDERED) is MoveAct.ASK:
+            self._run.hand_over()
+
+    def move(self, start: StartRun, site: RunSite) -> None:
+        """Begin the run that goes on for the one that stands still."""
+        self._move.take(MoveNews.HELD)
+        self._source = self._run
+        self._begin(start, site)
+
+    def stay(self) -> None:
+        """Let the run that stands still go on: there is no place to move to."""
+        self._move.reset()
+        if self._run is not None:
+            self._run.go_on()
+
+    def give_move_up(self, site: RunSite) -> None:
+        """End the run at a target that has told nothing yet: it took too long."""
+        if self._run is not None and self._run.site is site and self._move.is_under_way:
+            self._run.cancel()
+
+    def _begin(self, start: StartRun, site: RunSite) -> None:
+        self.is_run_silent = True
+        self._run = run = Run(self, site)
+        run.start(start)
 
     async def wait_started(self, *, timeout_s: float) -> None:
         """Wait for the first event, which stays to be taken.
@@ -111,15 +194,19 @@ class Generation:
         Raises:
             KernelFlumeError: the call failed, and all that came before was taken.
         """
-        if self._token_ids or self._finish_reason is not None:
+        token_ids = self.token_ids[self._num_taken :] if self._num_taken else self.token_ids.copy()
+        if token_ids or self._finish_reason is not None:
             batch = Batch(
-                self._token_ids,
+                token_ids,
                 self._finish_reason,
                 self._stop_token_id,
                 self._logprobs,
                 self._prompt_logprobs,
             )
-            self._token_ids, self._finish_reason = [], None
+            self._num_taken += len(token_ids)
+            self._finish_reason = None
+            if self.site is not None:
+                self.site.load.grew(len(token_ids))
             self._logprobs, self._prompt_logprobs = [], []
             return batch
         if self._error is not None:
@@ -127,20 +214,26 @@ class Generation:
         return None
 
     def fail(self, error: KernelFlumeError) -> None:
-        """End the run, with this error for whoever takes next."""
-        if self._error is None:
-            self._error = error
+        """End the run, and the choice, with this error for whoever takes next."""
+        self._error = self._error or error
         self.close()
         self._started.set()
         self._arrived.set()
 
     def close(self) -> None:
-        """End the run, if it has not ended; the weight node then frees all it holds for it."""
-        self._cancel()
+        """End what runs; the weight nodes then free all they hold for it."""
+        self._is_over = True
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+            self._end()
+        self._release_source()
+        if self._run is not None:
+            self._run.cancel()
 
     def token(self, token_id: int, now: float) -> None:
         """Take a token that came at ``now``, with nothing else to tell."""
-        self._token_ids.append(token_id)
+        self.token_ids.append(token_id)
         self._progressed(1, now)
 
     def event(self, event: wnode_pb2.GenerateEvent, now: float) -> None:
@@ -149,37 +242,90 @@ class Generation:
         self._prompt_logprobs += map(logprobs_from_proto, event.prompt_logprobs)
         if not num_tokens and not event.finish_reason:
             return  # it came before the first token
-        self._token_ids += event.token_ids
+        self.token_ids += event.token_ids
         self._logprobs += map(logprobs_from_proto, event.logprobs)
+        if event.HasField("random_key"):
+            self.random_key = event.random_key
         if not self._was_started:
             self.num_cached_tokens = event.num_cached_tokens
         if event.finish_reason:
             self._finish(event)
         self._progressed(num_tokens, now)
 
-    def ended(self, error: KernelFlumeError | None) -> None:
-        """Take note that nothing more comes."""
+    def run_held(self, run: Run, route: SequenceRoute) -> None:
+        """Move a run that stands still."""
+        if run is self._run and not self._is_over:
+            self._on_held(self, route)
+
+    def run_asked_away(self, run: Run) -> None:
+        """Take note that a run's weight node is to end."""
+        if run is self._run and not self._is_over:
+            self._on_asked_away(self)
+
+    def run_ended(self, run: Run, error: KernelFlumeError | None) -> None:
+        """Take note that a run has ended: the choice too, unless another run goes on."""
+        if run is not self._run:
+            if run is self._source:
+                self._source = None
+                self._move.take(MoveNews.SOURCE_ENDED)
+            return
+        if self._move.is_under_way and not self._is_over:
+            if self._move.take(MoveNews.TARGET_ENDED) is MoveAct.GO_ON and self._source is not None:
+                self._run, self._source = self._source, None
+                self.is_run_silent = not self._was_started
+                self._run.go_on()
+                self._on_moved(self, False)
+                return
+            # Both are lost, whatever the target says.
+            error = UnavailableError(f"the weight nodes of a move are lost: {error}")
+        if error is not None and self._was_started and not self._is_over:
+            self._resuming = self._on_lost(self, error)
+            if self._resuming is not None:
+                return
         self._error = self._error or error
         if self._error is None and not self._was_started:
             self._error = UnavailableError("the weight node ended the request without a token")
+        self._end()
+
+    def _release_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.cancel()
+
+    def _end(self) -> None:
+        self._is_over = True
         self._observer.ended(was_started=self._was_started)
-        self._on_end()
+        if self._was_started:
+            self._on_end(self)
         self._started.set()
         self._arrived.set()
 
     def _progressed(self, num_tokens: int, now: float) -> None:
+        if self.is_run_silent:
+            self._run_began()
         if self._was_started:
             self._observer.received(num_tokens, now - self._last_at)
         else:
             self._was_started = True
+            self._on_start(self)
             self._observer.started(num_tokens)
             self._started.set()
         self._last_at = now
         self._arrived.set()
-        if len(self._token_ids) > _MAX_UNTAKEN:
+        if len(self.token_ids) - self._num_taken > _MAX_UNTAKEN:
             self.fail(UnavailableError("the weight node sent more tokens than were asked for"))
 
+    def _run_began(self) -> None:
+        self.is_run_silent = False
+        if self.site is not None:
+            self.site.load.computed()
+        if self._move.is_under_way:
+            self._move.take(MoveNews.TARGET_TOLD)
+            self._release_source()
+            self._on_moved(self, True)
+
     def _finish(self, event: wnode_pb2.GenerateEvent) -> None:
+        self._is_over = True
         if event.finish_reason not in {FinishReason.STOP, FinishReason.LENGTH}:
             self._error = UnavailableError("the weight node gave the request up")
             return

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from kernelflume.router.auth import Authentication
 from kernelflume.router.edge import REQUEST_ID_HEADER, Edge
 from kernelflume.router.express import Express
+from kernelflume.router.gateway import NODE_HEADER
 from kernelflume.router.ui.files import page_paths
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _PROBED_PATHS = ("/health", "/ready", "/metrics")
 _EXPOSED_HEADERS = (
     REQUEST_ID_HEADER,
+    NODE_HEADER,
     "retry-after",
     *(
         f"x-ratelimit-{what}-{kind}"

@@ -18,6 +18,7 @@ from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.router.admission import Admission
 from kernelflume.router.app import build_app
 from kernelflume.router.connections import ConnectionBounds, connection_class
+from kernelflume.router.course import CourseParts
 from kernelflume.router.dispatch import Dispatcher
 from kernelflume.router.gateway import Gateway
 from kernelflume.router.guard import guard
@@ -25,6 +26,7 @@ from kernelflume.router.httptls import HttpTls
 from kernelflume.router.intake import Intake
 from kernelflume.router.keysource import FileKeys, Keys, StoreKeys
 from kernelflume.router.metrics import RouterMetrics
+from kernelflume.router.placer import Placer
 from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
 from kernelflume.router.tokens import TokenEndpoints
@@ -140,9 +142,15 @@ async def _serve(
         executor=executor,
     )
     dispatcher = Dispatcher(
-        nodes,
-        metrics=metrics,
-        request_timeout_s=settings.request_timeout,
+        CourseParts(
+            nodes=nodes,
+            placer=Placer(settings.placement, nodes, clock),
+            metrics=metrics,
+            clock=clock,
+            request_timeout_s=settings.request_timeout,
+            resume_timeout_s=settings.resume_timeout,
+            hand_over_timeout_s=settings.hand_over_timeout,
+        ),
         stall_timeout_s=settings.stall_timeout,
     )
     gateway = Gateway(
@@ -266,6 +274,8 @@ def _new_server(app: ASGIApp, settings: RouterSettings, tls: HttpTls | None) -> 
         access_log=False,
         lifespan="off",
         ws="none",
+        # Of a client's address and scheme, which a proxy's headers would change, nothing is made.
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         # All requests were given their time before the server is told to exit.

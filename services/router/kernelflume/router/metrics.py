@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kernelflume.router.latencies import Observer
-    from kernelflume.router.placement import WeightNodeView
+    from kernelflume.router.placement.nodes import WeightNodeView
+    from kernelflume.router.placement.request import RequestClass
+    from kernelflume.router.placer import Decision
 
 _MODEL = ("model_name",)
+_BY_NODE = ("weight_node", "request_class")
 _FIRST_TOKEN_S = (
     0.001,
     0.005,
@@ -127,8 +130,51 @@ class RouterMetrics:
         )
         self.placements = Counter(
             "kernelflume_router_placements",
-            "Placement decisions, by reason.",
+            "Placement decisions, by reason and by the class that the request was expected to be of.",
+            ("reason", "request_class"),
+            registry=self.registry,
+        )
+        self._divided = Counter(
+            "kernelflume_router_divided_placements",
+            "Decisions that give the prompt to one weight node and the rest to another.",
             ("reason",),
+            registry=self.registry,
+        )
+        self._node_prompt_tokens = Counter(
+            "kernelflume_router_node_prompt_tokens",
+            "Prompt tokens of choices that were started, by weight node and class (by tokens to compute).",
+            _BY_NODE,
+            registry=self.registry,
+        )
+        self._node_cached_tokens = Counter(
+            "kernelflume_router_node_cached_tokens",
+            "Of these, tokens whose keys and values were found again.",
+            _BY_NODE,
+            registry=self.registry,
+        )
+        self._node_expected_tokens = Counter(
+            "kernelflume_router_node_expected_cached_tokens",
+            "Tokens that this router expected to be found again, when it placed these prompts.",
+            _BY_NODE,
+            registry=self.registry,
+        )
+        self.resumptions = Counter(
+            "kernelflume_router_resumptions",
+            "Choices whose weight node was lost after their first token: resumed on another, or given up.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.hand_overs = Counter(
+            "kernelflume_router_hand_overs",
+            "Choices that stood still between two tokens to go on on another weight node: they did (moved), "
+            "or went on where they were, as it gave no token in time (gone_on) or none serves (no_target).",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.hand_over_seconds = Histogram(
+            "kernelflume_router_hand_over_seconds",
+            "Time from a choice's standing still to its next token on another weight node.",
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
             registry=self.registry,
         )
         self.failed_attempts = Counter(
@@ -155,6 +201,35 @@ class RouterMetrics:
         """Tell others of the times to first tokens and between tokens as well, from now on."""
         self.time_to_first_token = Both(self.time_to_first_token, first_token)
         self.inter_token_latency = Both(self.inter_token_latency, between_tokens)
+
+    def count_placement(self, decision: Decision) -> None:
+        """Count a decision."""
+        placement = decision.placement
+        self.placements.labels(placement.reason, decision.request_class).inc()
+        if placement.is_divided:
+            self._divided.labels(placement.reason).inc()
+
+    def count_prompt(
+        self,
+        *,
+        node_id: str,
+        request_class: RequestClass,
+        num_tokens: int,
+        num_cached_tokens: int,
+        num_expected_tokens: int,
+    ) -> None:
+        """Count the prompt of a choice whose first token came.
+
+        Args:
+            node_id: of the weight node.
+            request_class: by the tokens that were computed.
+            num_tokens: of the prompt.
+            num_cached_tokens: of these, found again.
+            num_expected_tokens: of these, expected to be found again.
+        """
+        self._node_prompt_tokens.labels(node_id, request_class).inc(num_tokens)
+        self._node_cached_tokens.labels(node_id, request_class).inc(num_cached_tokens)
+        self._node_expected_tokens.labels(node_id, request_class).inc(num_expected_tokens)
 
     def received(self, num_tokens: int, seconds: float) -> None:
         """Count the tokens of one event that came ``seconds`` after the choice's event before."""

@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from kernelflume.core.apikeys import KeyLimits
+from kernelflume.router.placement.policies import PolicyName, PolicyParameters
+from kernelflume.router.placement.request import ClassBounds
 from kernelflume.router.tools.registry import ToolParserName  # noqa: TC001 - pydantic reads it
 from kernelflume.runtime.settings import ByteSize, ServiceSettings
 from kernelflume.runtime.tls import TlsSettings
@@ -68,6 +70,51 @@ class AuthSettings(BaseModel):
         )
 
 
+class PlacementSettings(BaseModel):
+    """Where requests run, where there are several weight nodes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    policy: PolicyName = PolicyName.LEAST_LOADED
+    """`least_loaded`: fewest requests. `lmetric`: prompt tokens to compute times requests. `sticky`: a
+    session stays on its node until that is overloaded. `unified`: sticky where most of the prompt is cached,
+    else lmetric. `ps_always`: sticky, and a heavy prompt is computed on a prefill node. `cache_gate`: the
+    same, for heavy prompts of which enough is cached."""
+    overload_factor: float = Field(default=2.0, ge=1.0)
+    """A session leaves its node when that has more than so many times the average ongoing tokens."""
+    gate_share: float = Field(default=0.3, ge=0.0, le=1.0)
+    """`cache_gate` has a heavy prompt computed apart when at least this share of it is cached."""
+    affinity_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """`unified` keeps a session on its node when more than this share of the prompt is cached."""
+    warm_tokens: int = Field(default=5_000, ge=0)
+    """A request with at most so many tokens to compute is WARM."""
+    heavy_tokens: int = Field(default=20_000, ge=0)
+    """A request with more than so many tokens to compute is HEAVY; those between are MEDIUM."""
+    sessions: int = Field(default=65_536, ge=1)
+    """Most sessions that are remembered; the one that was used longest ago gives way."""
+    session_ttl: float = Field(default=3600.0, gt=0.0)
+    """Seconds after its last request that a session is remembered."""
+    prefix_keys: int = Field(default=262_144, ge=1)
+    """Most keys of prompts and answers that are remembered, of 16 bytes and some 130 of bookkeeping each. One
+    of 100,000 tokens has about 800 of them."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.heavy_tokens < self.warm_tokens:
+            raise ValueError("placement.heavy-tokens is below placement.warm-tokens")
+        return self
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The numbers that policies go by."""
+        return PolicyParameters(
+            overload_factor=self.overload_factor,
+            gate_share=self.gate_share,
+            affinity_share=self.affinity_share,
+            bounds=ClassBounds(self.warm_tokens, self.heavy_tokens),
+        )
+
+
 class RouterSettings(ServiceSettings):
     """The OpenAI gateway of a KernelFlume cluster."""
 
@@ -94,6 +141,14 @@ class RouterSettings(ServiceSettings):
     """Addresses (host:port) of the weight nodes; default: found through their leases in the store."""
     refresh_interval: float = Field(default=1.0, gt=0.0)
     """Seconds between two looks at the weight nodes: who lives, and each one's load."""
+    placement: PlacementSettings = PlacementSettings()
+    """Where requests run."""
+    resume_timeout: float = Field(default=10.0, ge=0.0)
+    """Seconds in which a request whose weight node was lost must have found another; 0: it fails at once
+    where none can take it."""
+    hand_over_timeout: float = Field(default=5.0, gt=0.0)
+    """Seconds that a request which moves to another weight node waits for a token there; then it goes on
+    where it was. Below the weight nodes' `hold_timeout_s`."""
     auth: AuthSettings = AuthSettings()
     """API keys."""
     open_paths: NameList = ("/health", "/ready", "/metrics", "/version")

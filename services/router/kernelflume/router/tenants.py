@@ -30,6 +30,16 @@ class Tenant:
         """Return the tenant of a key, with the default limits where it has none of its own."""
         return cls(key.key_id, key.name, key.weight, key.limits.over(defaults))
 
+    def cache_salt(self, own: str | None) -> str:
+        """Return what keeps this tenant's keys and values from others'.
+
+        Args:
+            own: by which the tenant keeps requests of its own apart, if it does.
+        """
+        if self is EVERYBODY:
+            return own or ""
+        return f"{len(self.tenant_id)}:{self.tenant_id}{own or ''}"  # no other id and salt make this
+
     def attach(self, scope: MutableMapping[str, Any]) -> None:
         """Note in a request's ASGI scope that it is from this tenant."""
         scope.setdefault("state", {})[_STATE_NAME] = self

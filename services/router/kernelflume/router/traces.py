@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from kernelflume.router.completion import Usage
     from kernelflume.router.order import Order
+    from kernelflume.router.placer import Decision
     from kernelflume.runtime.tracing import Attributes, Headers, Span, Tracer
 
 
@@ -31,7 +32,7 @@ class RequestTrace:
     @classmethod
     def begin(cls, tracer: Tracer, request: Request, operation: str) -> Self:
         """Start the trace, or continue the client's."""
-        path = request.url.path
+        path = request.scope["path"]
         attributes: Attributes = {
             "http.request.method": request.method,
             "http.route": path,
@@ -65,6 +66,25 @@ class RequestTrace:
                 "gen_ai.response.model": order.model,
             }
         )
+
+    def placed(self, decision: Decision, *, node_id: str, is_resumed: bool) -> None:
+        """Note where a choice runs, and why."""
+        if not self._span.recording:
+            return
+        request, placement = decision.request, decision.placement
+        attributes: Attributes = {
+            "kernelflume.placement.policy": decision.policy,
+            "kernelflume.placement.reason": placement.reason,
+            "kernelflume.placement.request_class": decision.request_class,
+            "kernelflume.placement.weight_node": node_id,
+            "kernelflume.placement.prefill": placement.prefill or "",
+            "kernelflume.placement.decode": placement.decode or "",
+            "kernelflume.placement.expected_cached_tokens": request.num_cached_tokens,
+        }
+        if is_resumed:
+            self._span.event("kernelflume.resumed", attributes)
+        else:
+            self._span.set(attributes)
 
     def first_token(self, seconds: float) -> None:
         """Note the first token of any choice, ``seconds`` after the request's arrival."""

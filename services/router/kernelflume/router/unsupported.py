@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 _COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "beam_width": (),
-    "best_of": (1,),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),

@@ -12,18 +12,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kernelflume.core.errors import LifecycleError, UnavailableError
 from kernelflume.core.leases import NodeKind
+from kernelflume.core.roles import WeightNodeRole
 from kernelflume.router.attachment import Attachment
-from kernelflume.router.placement import WeightNodeView
+from kernelflume.router.loads import Load, LoadBook
+from kernelflume.router.placement.nodes import WeightNodeView
 from kernelflume.router.progress import ProgressWatch
 from kernelflume.rpc.channel import PLAINTEXT, Channels
 from kernelflume.rpc.codec import route_from_proto
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kernelflume.core.ranges import SequenceRoute
-    from kernelflume.router.attachment import Receiver
+    from kernelflume.router.attachment import Receiver, RunControl
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
     from kernelflume.store.base import LeaseStore
@@ -53,33 +55,46 @@ class WeightNode:
         self._attachment = Attachment(self._stub, address, clock)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._load = wnode_pb2.WeightNodeLoad()
-        self._num_calls = 0
-        self._num_calls_at_load = 0
+        self.loads = LoadBook()
+        """Counts what this router's requests are to it."""
         self.card: wnode_pb2.ModelCard | None = None
         self._fault: str | None = "not asked yet"
 
     def view(self) -> WeightNodeView:
         """Return what a placement is decided on."""
-        load = self._load
-        reported = load.num_requests_running + load.num_requests_waiting
+        reported, load = self._load, self.loads.load()
         return WeightNodeView(
             address=self.address,
+            node_id=self.node_id,
+            role=WeightNodeRole.of(self.card.role) if self.card is not None else WeightNodeRole.BOTH,
             serving=self.trouble is None,
-            # The report may be a moment old: add what we have sent, or seen end, since.
-            num_requests=max(self._num_calls, reported + self._num_calls - self._num_calls_at_load),
+            num_requests=load.num_requests,
             num_tokens=load.num_tokens,
-            queue_full=0 < load.max_num_waiting <= load.num_requests_waiting,
+            num_pending_tokens=load.num_pending_tokens,
+            queue_full=0 < reported.max_num_waiting <= reported.num_requests_waiting,
         )
+
+    @property
+    def node_id(self) -> str:
+        """Its name, or its address while it has not told one."""
+        return (self.card.node_id if self.card is not None else "") or self.address
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block that is found again; 0 where none is."""
+        return self._load.block_tokens
 
     @property
     def trouble(self) -> str | None:
         """Why it cannot serve; None when it can."""
+        if self._attachment.draining:
+            return "it drains"
         return self._fault or (None if self._attachment.attached else "no stream of requests to it stands")
 
     @property
     def idle(self) -> bool:
         """True when none of this router's calls runs there."""
-        return self._num_calls == 0
+        return self.loads.num_requests == 0
 
     def generate(
         self,
@@ -88,20 +103,20 @@ class WeightNode:
         *,
         timeout_s: float,
         headers: Headers,
-    ) -> Callable[[], None]:
-        """Run a request in the trace of ``headers``; return what cancels it.
+        hands_over: bool = False,
+    ) -> RunControl:
+        """Run a request in the trace of ``headers``, with ``hands_over`` held after its first token.
 
-        ``receiver`` is told of all news; ``call_ended`` must be told of the end.
+        ``receiver`` is told of all news.
         """
-        self._num_calls += 1
-        return self._attachment.submit(request, receiver, timeout_s=timeout_s, headers=headers)
-
-    def call_ended(self) -> None:
-        """Count a call as over."""
-        self._num_calls -= 1
+        return self._attachment.submit(
+            request, receiver, timeout_s=timeout_s, headers=headers, hands_over=hands_over
+        )
 
     async def probe(self, revision: str | None) -> None:
         """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
+        if self._attachment.draining:
+            self._attachment.ask_away()  # another node may serve by now
         before = self._fault
         try:
             self._fault = await self._ask(revision)
@@ -137,7 +152,14 @@ class WeightNode:
         if revision is not None and theirs != revision:
             return f"it serves {self.card.geometry.model_id} at revision {theirs}, not {revision}"
         self._load = await self._stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=_PROBE_TIMEOUT_S)
-        self._num_calls_at_load = self._num_calls
+        load = self._load
+        self.loads.report(
+            Load(
+                load.num_requests_running + load.num_requests_waiting,
+                load.num_tokens + load.waiting_tokens,
+                load.waiting_tokens,
+            )
+        )
         if stuck := self._watch.look(self._load):
             return stuck
         # Without one it could only queue what it is sent: no keys and values have a place.
@@ -186,9 +208,18 @@ class WeightNodes:
         """Return what placements are decided on."""
         return [node.view() for node in self._nodes.values()]
 
+    def serves(self, address: str) -> bool:
+        """Tell whether a node is known and can serve."""
+        node = self._nodes.get(address)
+        return node is not None and node.trouble is None
+
     def node(self, address: str) -> WeightNode:
         """Return the node of a view just taken."""
         return self._nodes[address]
+
+    def block_tokens(self) -> int:
+        """Return the tokens of a block that is found again; 0 where none is. All nodes of a cluster agree."""
+        return max((node.block_tokens for node in self._nodes.values() if node.trouble is None), default=0)
 
     def limits(self) -> ModelLimits | None:
         """Return what all nodes that can serve can do, or None when there is none."""

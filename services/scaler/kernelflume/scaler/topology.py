@@ -114,6 +114,8 @@ def _attention_node(
         threshold_tokens=entry.threshold_tokens,
         fill_seconds=_known(fill_s),
         num_tails=num_tails,
+        cached_tokens=record.load.cached_tokens if record is not None else 0,
+        shared_tokens=record.load.shared_tokens if record is not None else 0,
     )
 
 
@@ -127,6 +129,7 @@ def _weight_node(record: LeaseRecord) -> scaler_pb2.WeightNodeStatus:
         num_requests_waiting=record.load.num_requests_waiting,
         decode_step_seconds=record.load.decode_step_s,
         waiting_tokens=record.load.waiting_tokens,
+        role=record.load.role,
     )
 
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 1800.0
-_STOP_GRACE_S = 2.0
+_STOP_GRACE_S = 0.5
+_IDLE_LOOK_S = 0.02
+"""Between two looks whether requests still run, at the end."""
 _SERVICE_NAME = wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name
 
 
@@ -99,6 +101,9 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         await server.set_serving(serving=True)
         logger.info("ready at %s, model loaded in %.1f s", address, ready.load_seconds)
         await _wait_any(stop, engine.failed, running)
+        await server.set_serving(serving=False)
+        servicer.drain()
+        await _wait_idle(shell, engine.failed, timeout_s=settings.drain_timeout_s)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
@@ -125,6 +130,14 @@ async def _wait_any(stop: asyncio.Event, failed: asyncio.Event, running: asyncio
     await asyncio.wait([*waits, running], return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
+
+
+async def _wait_idle(shell: Shell, failed: asyncio.Event, *, timeout_s: float) -> None:
+    """Wait until all requests have ended or gone elsewhere; the lease is held meanwhile."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while len(shell.requests) and not failed.is_set():  # noqa: ASYNC110 - it happens once
+                await asyncio.sleep(_IDLE_LOOK_S)
 
 
 def main() -> None:

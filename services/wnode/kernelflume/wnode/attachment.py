@@ -7,16 +7,17 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import DeadlineError, InvalidRequestError, KernelFlumeError, UnavailableError
-from kernelflume.rpc.codec import sampling_from_proto
+from kernelflume.rpc.codec import resumption_of, sampling_from_proto
+from kernelflume.rpc.v1 import wnode_pb2
 from kernelflume.runtime.logging import LOG_FIELDS
-from kernelflume.wnode.replies import replies_of
+from kernelflume.wnode.replies import AskedAway, replies_of
 from kernelflume.wnode.traces import GenerateTrace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from kernelflume.core.resumption import Resumption
     from kernelflume.core.sampling import SamplingParameters
-    from kernelflume.rpc.v1 import wnode_pb2
     from kernelflume.runtime.tracing import Tracer
     from kernelflume.wnode.messages import TokenOutput
     from kernelflume.wnode.replies import News
@@ -31,9 +32,13 @@ MAX_UNSENT = 65_536
 class AttachedRequest:
     """One request of a router, until it has ended."""
 
-    def __init__(self, number: int, request_id: str, trace: GenerateTrace) -> None:
+    def __init__(
+        self, number: int, asked: wnode_pb2.GenerateRequest, trace: GenerateTrace, *, hands_over: bool
+    ) -> None:
         self.number = number
-        self.request_id = request_id
+        self.request_id = asked.request_id
+        self.cache_salt = asked.cache_salt
+        self.hands_over = hands_over
         self.trace = trace
         self.num_tokens = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -67,6 +72,8 @@ class Attachment:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._is_ending = False
+        self._draining: bool | None = None
+        """What the router is to be told next of the node's draining."""
         self._fault: KernelFlumeError | None = None
 
     async def read(self, messages: AsyncIterator[wnode_pb2.AttachRequest]) -> None:
@@ -78,7 +85,7 @@ class Attachment:
         except InvalidRequestError as fault:
             self._fault = fault
         finally:
-            self.drain()
+            self._end_intake()
 
     def _take(self, message: wnode_pb2.AttachRequest) -> None:
         kind = message.WhichOneof("kind")
@@ -88,8 +95,23 @@ class Attachment:
             request = self._running.get(message.cancelled)
             if request is not None:
                 self._end(request, ended=False)
+        elif kind == "hand_over":
+            self._hand_over(message.hand_over)
+        elif kind == "go_on":
+            request = self._running.get(message.go_on)
+            if request is not None:
+                self._requests.go_on(request.request_id)
         else:
-            raise InvalidRequestError("a message neither submits nor cancels a request")
+            raise InvalidRequestError("a message says nothing of a request")
+
+    def _hand_over(self, number: int) -> None:
+        request = self._running.get(number)
+        if request is None:
+            return
+        if request.starting is not None:  # the engine does not know it yet
+            request.hands_over = True
+        else:
+            self._requests.hand_over(request.request_id)
 
     async def replies(self) -> list[wnode_pb2.AttachReply]:
         """Wait for news and return all that came; nothing once there will be no more.
@@ -97,7 +119,7 @@ class Attachment:
         Raises:
             InvalidRequestError: the router does not keep to the protocol.
         """
-        while not self._news or self._fault is not None:
+        while not (self._news or self._draining is not None) or self._fault is not None:
             if self._fault is not None:
                 raise self._fault
             if self._is_ending and not self._running:
@@ -106,10 +128,31 @@ class Attachment:
             await self._changed.wait()
         news, self._news = self._news, []
         self._has_room.set()
-        return replies_of(news)
+        replies = replies_of(news) if news else []
+        if self._draining is not None:
+            replies.append(wnode_pb2.AttachReply(draining=self._draining))
+            self._draining = None
+        return replies
+
+    def set_draining(self, draining: bool) -> None:
+        """Ask the router to hand over what runs and to send nothing more, or no longer to do so."""
+        self._draining = draining
+        self._changed.set()
+
+    def ask_away(self, max_requests: int) -> int:
+        """Ask the router to hand over some requests; return of how many that was asked."""
+        asked = list(self._running)[:max_requests]
+        for number in asked:
+            self._tell(number, AskedAway())
+        return len(asked)
 
     def drain(self) -> None:
-        """Take no more requests; those that run go on."""
+        """Take no more requests, and ask the router to hand over those that run; the others go on."""
+        if not self._is_ending:
+            self.set_draining(True)
+        self._end_intake()
+
+    def _end_intake(self) -> None:
         self._is_ending = True
         self._changed.set()
 
@@ -128,12 +171,17 @@ class Attachment:
             self._tell(number, UnavailableError("the weight node is shutting down"))
             return
         trace = GenerateTrace.begin(self._tracer, asked, tuple(submission.trace_context.items()))
-        request = AttachedRequest(number, asked.request_id, trace)
+        request = AttachedRequest(number, asked, trace, hands_over=submission.hand_over)
         prompt = list(asked.prompt_token_ids)
+        resumption = resumption_of(asked)
         try:
             sampling = sampling_from_proto(asked.sampling)
             self._requests.enter(
-                request.request_id, prompt, sampling, lambda output: self._receive(request, output)
+                request.request_id,
+                prompt,
+                sampling,
+                lambda output: self._receive(request, output),
+                resumption,
             )
         except Exception as error:  # noqa: BLE001 - the boundary: the request fails by itself
             self._refuse(request, error)
@@ -143,30 +191,50 @@ class Attachment:
             loop = asyncio.get_running_loop()
             request.timer = loop.call_later(submission.timeout_seconds, self._expire, request)
         if sampling.grammar is None:
-            self._start(request, prompt, sampling, b"")
+            self._start(request, prompt, sampling, resumption, b"")
         else:
-            request.starting = asyncio.create_task(self._start_guided(request, prompt, sampling))
+            request.starting = asyncio.create_task(
+                self._start_guided(request, prompt, sampling, resumption, tenant=asked.tenant)
+            )
 
     async def _start_guided(
-        self, request: AttachedRequest, prompt: list[int], sampling: SamplingParameters
+        self,
+        request: AttachedRequest,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        resumption: Resumption,
+        *,
+        tenant: str,
     ) -> None:
         # The task has a context of its own.
         LOG_FIELDS.set({"request_id": request.request_id, **request.trace.ids})
         try:
-            grammar = await self._requests.compile(sampling)
+            grammar = await self._requests.compile(sampling, tenant)
         except Exception as error:  # noqa: BLE001 - the boundary: the request fails by itself
             request.starting = None
             self._fail(request, error)
         else:
             request.starting = None
-            self._start(request, prompt, sampling, grammar)
+            self._start(request, prompt, sampling, resumption, grammar)
 
     def _start(
-        self, request: AttachedRequest, prompt: list[int], sampling: SamplingParameters, grammar: bytes
+        self,
+        request: AttachedRequest,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        resumption: Resumption,
+        grammar: bytes,
     ) -> None:
         try:
             self._requests.submit(
-                request.request_id, prompt, sampling, grammar, traced=request.trace.recording
+                request.request_id,
+                prompt,
+                sampling,
+                grammar,
+                traced=request.trace.recording,
+                resumption=resumption,
+                cache_salt=request.cache_salt,
+                hands_over=request.hands_over,
             )
         except UnavailableError as error:
             self._fail(request, error)
@@ -211,7 +279,7 @@ class Attachment:
         if self._is_ending:
             self._changed.set()
 
-    def _tell(self, number: int, news: TokenOutput | Exception) -> None:
+    def _tell(self, number: int, news: TokenOutput | AskedAway | Exception) -> None:
         if isinstance(news, Exception) and not isinstance(news, KernelFlumeError):
             logger.error("unexpected error in a request", exc_info=news)
         self._news.append((number, news))

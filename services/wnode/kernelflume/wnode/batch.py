@@ -24,6 +24,15 @@ class KvWrite:
     opens_range: bool
     """True when the rows start a new token range, so that the range before is sealed."""
 
+    def joined(self, other: KvWrite) -> KvWrite:
+        """Return this write with the rows of one that goes on in the same range."""
+        return KvWrite(
+            self.node_id,
+            self.num_rows + other.num_rows,
+            self.num_new_pages + other.num_new_pages,
+            self.opens_range,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -38,15 +38,30 @@ class Connector:
         *,
         max_rows: int,
         device: torch.device,
+        page_tokens: Callable[[], int],
         device_ends: Callable[[], LaneEnd] | None = None,
+        stream_kv_rows: int = 0,
     ) -> None:
-        """``device_ends`` makes this side of the lanes that graphs exchange through, where there are any."""
+        """Make a connector without links.
+
+        Args:
+            transport: what links write with.
+            doorbell: this node's own.
+            geometry: of the model.
+            max_rows: most rows of a step.
+            device: where buffers lie.
+            page_tokens: says how many tokens a page of the linked nodes holds, 0 without a link.
+            device_ends: makes this side of the lanes that graphs exchange through, where there are any.
+            stream_kv_rows: fewest rows whose keys and values are sent layer by layer; 0 sends none so.
+        """
         self._transport = transport
         self._doorbell = doorbell
         self._device = device
+        self._page_tokens = page_tokens
         self._device_ends = device_ends
         self._layout = LaneLayout(geometry, max_rows)
         self._handshake = Handshake(node_name=transport.name, geometry=geometry, transport=transport.kind)
+        self._stream_kv_rows = stream_kv_rows
         self._opened: dict[str, Link] = {}
 
     def open(self, node_name: str) -> LinkOffer | LinkFailed:
@@ -58,7 +73,15 @@ class Connector:
         except (MemoryError, OSError, KernelFlumeError) as error:
             return LinkFailed(node_name, f"buffers of {self._layout.append_region_bytes} bytes: {error}")
         self._discard(node_name)
-        link = Link(node_name, self._layout, buffers, self._transport, self._doorbell, device=device_end)
+        link = Link(
+            node_name,
+            self._layout,
+            buffers,
+            self._transport,
+            self._doorbell,
+            stream_min_rows=self._stream_kv_rows,
+            device=device_end,
+        )
         self._opened[node_name] = link
         return LinkOffer(
             node_name=node_name,
@@ -80,12 +103,22 @@ class Connector:
             if answer.handshake.node_name != node_name:
                 raise HandshakeError(f"{answer.handshake.node_name} answered instead")
             self._handshake.check(answer.handshake)
+            self._check_page_tokens(answer)
             self._check_regions(answer)
             link.connect(answer)
         except KernelFlumeError as error:
             self._discard(node_name)
             return LinkFailed(node_name, str(error))
         return self._opened.pop(node_name, link)
+
+    def _check_page_tokens(self, answer: LinkAnswer) -> None:
+        """A page holds one block of one context, which any node may hold: blocks are of one size."""
+        theirs, others = answer.page_tokens, self._page_tokens() or answer.page_tokens
+        if theirs != others:
+            raise HandshakeError(
+                f"page_tokens differs: {answer.handshake.node_name} has {theirs}, "
+                f"the other attention nodes of {self._handshake.node_name} have {others}"
+            )
 
     def _check_regions(self, answer: LinkAnswer) -> None:
         sizes = (

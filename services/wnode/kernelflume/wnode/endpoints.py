@@ -77,6 +77,8 @@ class Endpoints:
         self._locks: dict[str, asyncio.Lock] = {}
         self._questions: dict[str, _Question] = {}
         self._weight_node = ""
+        self.block_tokens = 0
+        """Tokens of a page, which all nodes of a cluster share; 0 before the first of them is linked."""
 
     @property
     def prepared(self) -> tuple[str, ...]:
@@ -201,6 +203,7 @@ class Endpoints:
                 )
             except grpc.aio.AioRpcError as error:
                 raise error_of(error) from error
+        self.block_tokens = reply.page_tokens
         return LinkAnswer(
             handshake=handshake_from_proto(reply.handshake),
             metadata=reply.transport_metadata,

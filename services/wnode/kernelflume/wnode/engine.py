@@ -24,6 +24,8 @@ from kernelflume.wnode.messages import (
     Cancel,
     CloseLink,
     ForgetLink,
+    GoOn,
+    HandOver,
     LinkClosed,
     LinkFailed,
     LinkLost,
@@ -35,8 +37,9 @@ from kernelflume.wnode.messages import (
     TokenOutput,
 )
 from kernelflume.wnode.sampler import Sampled, sample
+from kernelflume.wnode.sampling.draw import signed
 from kernelflume.wnode.sampling.logprobs import RawLogprobs
-from kernelflume.wnode.sequence import Sequence
+from kernelflume.wnode.sequence import Sequence, SequenceState
 from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
@@ -46,12 +49,14 @@ if TYPE_CHECKING:
     from kernelflume.wnode.batch import Chunk, StepBatch
     from kernelflume.wnode.gpu.graph_runner import GraphRunner
     from kernelflume.wnode.grammar.matcher import Matcher
+    from kernelflume.wnode.hand_overs import HandOvers
     from kernelflume.wnode.inbox import Inbox, InboxItem
     from kernelflume.wnode.kernel_threads import KernelThreads
     from kernelflume.wnode.ledger import Ledger
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
     from kernelflume.wnode.model.decoder import Decoder, StepState
+    from kernelflume.wnode.prefix_cache import PrefixCache
     from kernelflume.wnode.reporter import Reporter
     from kernelflume.wnode.scheduler import Scheduler
 
@@ -72,6 +77,8 @@ class Engine:
         decoder: Decoder,
         kv_dtype: torch.dtype,
         scheduler: Scheduler,
+        prefix_cache: PrefixCache,
+        hand_overs: HandOvers,
         ledger: Ledger,
         links: LinkTable,
         inbox: Inbox,
@@ -86,6 +93,8 @@ class Engine:
         self._decoder = decoder
         self._kv_dtype = kv_dtype
         self._scheduler = scheduler
+        self._prefix_cache = prefix_cache
+        self._hand_overs = hand_overs
         self._ledger = ledger
         self._links = links
         self._inbox = inbox
@@ -94,6 +103,8 @@ class Engine:
         self._step_clock = StepClock(clock)
         self._kernel_threads = kernel_threads
         self._graph_runner = graph_runner
+        config = decoder.config
+        self._token_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_dim * kv_dtype.itemsize
         if graph_runner is not None:
             reporter.num_graph_captures = graph_runner.steps.num_captures
         self._eos_token_ids = eos_token_ids
@@ -116,15 +127,19 @@ class Engine:
             self._handle(item)
         self._links.poll()
         self._settle()
-        batch, victim = self._scheduler.schedule()
-        if victim is not None:
-            self._give_way(victim)
-        if batch is not None:
-            self._step(batch)
+        plan = self._scheduler.schedule(self._prefix_cache.is_ready)
+        self._prefix_cache.give_back(plan.returns)
+        if plan.victim is not None:
+            self._give_way(plan.victim)
+        if plan.batch is not None:
+            self._step(plan.batch)
         else:
             self._step_clock.rest()
-            self._reporter.report_idle(self._scheduler, self._ledger)
-            self._links.poll(_IDLE_WAIT_S, idle=not self._warming)
+            self._reporter.report_idle(self._scheduler, self._ledger, hand_overs=self._hand_overs.counts)
+            is_expecting = (
+                bool(self._warming) or self._prefix_cache.is_expecting or self._hand_overs.is_expecting
+            )
+            self._links.poll(_IDLE_WAIT_S, idle=not is_expecting)
 
     # --- between steps -------------------------------------------------------------------------------
 
@@ -134,11 +149,10 @@ class Engine:
                 self._submit(item)
             case ConstrainedSubmit():
                 self._submit(item.submit, item.matcher)
-            case Cancel():
+            case Cancel() | HandOver() | GoOn():
                 sequence = self._scheduler.find(item.request_id)
                 if sequence is not None:
-                    self._end(sequence)
-                    self._emit(TokenOutput(item.request_id, (), FinishReason.ABORT))
+                    self._interrupt(sequence, item)
             case CloseLink():
                 self._close_link(item.node_name)
             case ForgetLink():
@@ -153,21 +167,39 @@ class Engine:
             case TableBuilt():
                 self._adopt(item)
 
+    def _interrupt(self, sequence: Sequence, command: Cancel | HandOver | GoOn) -> None:
+        match command:
+            case Cancel():
+                self._end(sequence)
+                self._emit(TokenOutput(sequence.request_id, (), FinishReason.ABORT))
+            case HandOver():
+                self._hand_overs.order(sequence)
+            case GoOn():
+                self._hand_overs.go_on(sequence)
+
     def _submit(self, submit: Submit, matcher: Matcher | None = None) -> None:
         self._num_requests += 1
-        seed = submit.sampling.seed
-        key = seed if seed is not None else (self._seed << 32) + self._num_requests
-        self._scheduler.submit(
-            Sequence(
-                submit.request_id,
-                submit.prompt,
-                submit.sampling,
-                key,
-                self._clock.now(),
-                matcher=matcher,
-                traced=submit.traced,
-            )
+        sequence = Sequence(
+            submit.request_id,
+            submit.prompt,
+            submit.sampling,
+            self._random_key(submit),
+            self._clock.now(),
+            matcher=matcher,
+            traced=submit.traced,
+            cache_salt=submit.cache_salt,
+            output=list(submit.resumption.output_token_ids),
+            handed=submit.resumption.route,
+            hands_over=submit.hands_over,
         )
+        self._prefix_cache.enter(sequence)
+        self._scheduler.submit(sequence)
+
+    def _random_key(self, submit: Submit) -> int:
+        if submit.sampling.seed is not None:
+            return submit.sampling.seed
+        key = submit.resumption.random_key
+        return signed((self._seed << 32) + self._num_requests) if key is None else key
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -175,7 +207,7 @@ class Engine:
         installed = self._clock.now()
         gone = {
             node_id
-            for sequence in self._scheduler.running
+            for sequence in self._scheduler.all
             for node_id in sequence.route.node_ids
             if node_id not in item.table.known
         }
@@ -193,7 +225,7 @@ class Engine:
         if link is not None:
             holders = [
                 sequence.request_id
-                for sequence in self._scheduler.running
+                for sequence in self._scheduler.all
                 if link.node_id in sequence.route.node_ids
             ]
             if holders:
@@ -201,6 +233,8 @@ class Engine:
                 self._reporter.send(LinkFailed(node_name, reason))
                 return
             self._links.close(node_name)
+            self._prefix_cache.lose(link.node_id)
+            self._prefix_cache.forget_link(node_name)
             self._warming.pop(node_name, None)
         self._reporter.send(LinkClosed(node_name))
 
@@ -218,6 +252,13 @@ class Engine:
                     "%s could not store request %s: recomputing", link.node_name, sequence.request_id
                 )
                 self._restart(sequence)
+            for sequence in [s for s in self._scheduler.held if s.sequence_id in failed]:
+                self._prefix_cache.abandon(sequence)
+        self._prefix_cache.advance()
+        for sequence in self._hand_overs.take_named():
+            self._emit(TokenOutput(sequence.request_id, (), held=sequence.route))
+        for sequence in self._hand_overs.expired():
+            self._fail(sequence, "it was to go on on another weight node, of which nothing was heard")
         for refusal in self._scheduler.refusals():
             self._fail(refusal.sequence, refusal.reason)
 
@@ -229,6 +270,7 @@ class Engine:
             return
         logger.info("pool is full: request %s gives way", sequence.request_id)
         self._restart(sequence)
+        self._prefix_cache.pause(sequence)
 
     # --- one step ------------------------------------------------------------------------------------
 
@@ -243,6 +285,7 @@ class Engine:
             if by_graph:
                 assert self._graph_runner is not None  # noqa: S101 - just looked
                 chunks, sampled = self._graph_runner.run(batch, self._num_steps)
+                self._links.kv_traffic.graph_bytes += batch.num_rows * self._token_bytes
             else:
                 chunks, sampled, lost = self._compute(batch)
         except PeerLostError as error:
@@ -265,6 +308,8 @@ class Engine:
             num_microbatches=self._graph_runner.steps.num_microbatches
             if by_graph and self._graph_runner is not None
             else 0,
+            kv_traffic=self._links.kv_traffic,
+            hand_overs=self._hand_overs.counts,
         )
 
     def _times(self, batch: StepBatch, *, by_graph: bool) -> StepTimes | None:
@@ -307,12 +352,13 @@ class Engine:
                     # What attention nodes will hold, so that it does not matter who attends to it, or when.
                     round_to_format(keys_values[layer], self._kv_dtype)
                     own = own_attention.attend(query, key, value)
+                exchange.stream_kv(layer, keys_values)
                 clock.mark()
                 attention = exchange.collect_partials(layer, own)
                 decoder.finish_layer(layer, state, attention.view(num_rows, -1))
                 clock.mark()
             clock.end_layers(waited_s=self._links.waited_s)
-            lost = exchange.dispatch_kv(keys_values)
+            lost = self._dispatch_kv(exchange, keys_values)
             rows, chunks = batch.sampling_rows()
             self._tell_prompts(batch, state)
             if not rows:
@@ -322,6 +368,17 @@ class Engine:
             )
             sampled = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
         return chunks, sampled, lost
+
+    def _dispatch_kv(self, exchange: StepExchange, keys_values: torch.Tensor) -> list[PeerLostError]:
+        traffic = self._links.kv_traffic
+        started = self._clock.now()
+        lost = exchange.dispatch_kv(keys_values)
+        exposed_s = self._clock.now() - started
+        if exchange.streams_kv:
+            traffic.layer_exposed_s += exposed_s
+        else:
+            traffic.step_exposed_s += exposed_s
+        return lost
 
     def _tell_prompts(self, batch: StepBatch, state: StepState) -> None:
         """Note how likely prompt tokens were, for the requests that asked; a few rows' logits at a time."""
@@ -351,6 +408,8 @@ class Engine:
         outputs: list[TokenOutput] = []
         ended: list[Sequence] = []
         for row, (chunk, token) in enumerate(zip(chunks, sampled.tokens, strict=True)):
+            if not chunk.sequence.is_prompt_named:
+                self._prefix_cache.name(chunk.sequence)
             output = self._take_token(chunk.sequence, token, sampled.logprobs.get(row))
             outputs.append(output)
             if output.finish_reason:
@@ -358,6 +417,9 @@ class Engine:
         self._emit(*outputs)
         for sequence in ended:
             self._end(sequence)
+        for chunk in chunks:
+            if chunk.sequence.hands_over and chunk.sequence.state is SequenceState.RUNNING:
+                self._hand_overs.hold(chunk.sequence)
 
     def _trace_step(self, sequence: Sequence, num_rows: int, batch_rows: int, started_at_s: float) -> None:
         waited = self._links.waited_for_s
@@ -366,7 +428,17 @@ class Engine:
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         sampling = sequence.sampling
-        queue_s = None if sequence.output else sequence.queue_s
+        queue_s = random_key = None
+        num_cached = 0
+        if not sequence.has_told:
+            queue_s = sequence.queue_s
+            num_cached = sequence.num_cached or 0
+            if sampling.seed is None and not sampling.is_greedy:
+                random_key = sequence.random_key
+            if sequence.num_handed:
+                self._hand_overs.take_note_of(sequence)
+            elif self._prefix_cache.looks_up(sequence):
+                self._reporter.count_prefix(len(sequence.prompt), num_cached)
         prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         is_eos = token in self._eos_token_ids and (not sampling.ignore_eos or sequence.matcher is not None)
         if is_eos or token in sampling.stop_token_ids:
@@ -377,7 +449,9 @@ class Engine:
                 token,
                 queue_s=queue_s,
                 prompt_logprobs=prompt_logprobs,
+                num_cached_tokens=num_cached,
                 steps=sequence.take_steps(),
+                random_key=random_key,
             )
         if sequence.matcher is not None and not sequence.matcher.accept(token):
             return TokenOutput(
@@ -393,13 +467,16 @@ class Engine:
             queue_s=queue_s,
             logprobs=() if logprobs is None else (logprobs,),
             prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=num_cached,
             steps=sequence.take_steps(),
+            random_key=random_key,
         )
 
     # --- ends ----------------------------------------------------------------------------------------
 
     def _end(self, sequence: Sequence) -> None:
-        self._free(sequence)
+        self._hand_overs.forget(sequence)
+        self._prefix_cache.release(sequence)
         self._scheduler.remove(sequence)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
@@ -407,24 +484,9 @@ class Engine:
         self._emit(TokenOutput(sequence.request_id, (), FinishReason.ABORT, error=reason))
 
     def _restart(self, sequence: Sequence) -> None:
-        self._free(sequence)
+        self._prefix_cache.release(sequence)
         self._scheduler.restart(sequence)
         self._reporter.count_restart()
-
-    def _free(self, sequence: Sequence) -> None:
-        """Free a sequence's pages on every node that has or is being sent some."""
-        if not sequence.sequence_id:
-            return
-        for node_id in sequence.route.node_ids:
-            link = self._links.of_node(node_id)
-            if link is None:
-                continue
-            try:
-                link.send_free([sequence.sequence_id])
-            except PeerLostError as error:
-                logger.warning("%s", error)
-        if sequence.route.ranges:
-            self._reporter.send(RoutesChanged({}, (sequence.sequence_id,)))
 
     def _lose(self, loss: PeerLostError) -> None:
         """Drop a node that is gone and recompute the sequences that had ranges there, and only those."""
@@ -432,6 +494,8 @@ class Engine:
         link = self._links.of_node(node_id)
         if link is not None:
             self._links.close(link.node_name)
+            self._prefix_cache.forget_link(link.node_name)
+        self._prefix_cache.lose(node_id)
         affected = [s for s in self._scheduler.running if node_id in s.route.node_ids]
         for sequence in reversed(affected):
             self._restart(sequence)

@@ -22,12 +22,14 @@ from kernelflume.wnode.connector import Connector
 from kernelflume.wnode.engine import Engine
 from kernelflume.wnode.gpu.opener import make_graph_runner
 from kernelflume.wnode.grammar.lazy import LazyMatcherSource
+from kernelflume.wnode.hand_overs import HandOvers
 from kernelflume.wnode.inbox import CommandThread, Inbox
 from kernelflume.wnode.kernel_threads import KernelThreads
 from kernelflume.wnode.ledger import Ledger
 from kernelflume.wnode.links import LinkTable
 from kernelflume.wnode.messages import EngineFailed, EngineReady
 from kernelflume.wnode.model.decoder import Decoder, load_decoder
+from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 
@@ -101,7 +103,9 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         geometry,
         max_rows=settings.max_num_batched_tokens,
         device=device,
+        page_tokens=lambda: links.page_tokens,
         device_ends=graph_runner.make_end if graph_runner is not None else None,
+        stream_kv_rows=settings.stream_kv_rows if device.type == "cpu" else 0,
     )
     matchers = LazyMatcherSource(
         checkpoint.path,
@@ -110,11 +114,23 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         clock=clock,
     )
     CommandThread(connection, inbox, connector, doorbell, reporter.send, open_matcher=matchers.open).start()
+    scheduler = Scheduler(limits, ledger)
+    prefix_cache = PrefixCache(
+        links=links,
+        ledger=ledger,
+        scheduler=scheduler,
+        clock=clock,
+        send=reporter.send,
+        enabled=settings.enable_prefix_caching,
+    )
     reporter.send(EngineReady(time.monotonic() - started))
+    hand_overs = HandOvers(scheduler, prefix_cache, clock, timeout_s=settings.hold_timeout_s)
     Engine(
         decoder=decoder,
         kv_dtype=getattr(torch, geometry.kv_dtype),
-        scheduler=Scheduler(limits, ledger),
+        scheduler=scheduler,
+        prefix_cache=prefix_cache,
+        hand_overs=hand_overs,
         ledger=ledger,
         links=links,
         inbox=inbox,

@@ -1,7 +1,8 @@
 """One step's exchange with the attention nodes: queries out, partials in, keys and values out.
 
 Paper sections 3.2 and 5.1 for one layer: ``dispatch_query`` as soon as queries exist, ``collect_partials``
-and merge once the local work is done, ``dispatch_kv`` once a step, off the critical path.
+and merge once the local work is done; keys and values leave off the critical path, those of many rows by
+``stream_kv`` while the next layers are computed, the rest by ``dispatch_kv`` once a step.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ class _Writer:
     num_rows: int
     rows: slice | torch.Tensor
     num_pages: int
+    slot: int | None = None
+    """The append slot, once one was free."""
+    num_streamed: int = 0
+    """Layers that were sent."""
+    loss: PeerLostError | None = None
+    """Why the node cannot take them."""
 
 
 class StepExchange:
@@ -58,6 +65,11 @@ class StepExchange:
         self._step = step
         self._readers = _plan_readers(batch, links, device)
         self._writers = _plan_writers(batch, links, device)
+
+    @property
+    def streams_kv(self) -> bool:
+        """True when keys and values of this step go layer by layer, to some node at least."""
+        return any(writer.link.stream.takes(writer.num_rows) for writer in self._writers)
 
     @property
     def has_readers(self) -> bool:
@@ -99,8 +111,24 @@ class StepExchange:
                 own.lse[reader.rows] = lse
         return own.out
 
+    def stream_kv(self, layer: int, keys_values: torch.Tensor) -> None:
+        """Send a layer's keys and values on their way, to the nodes that store many rows.
+
+        They count for nothing until ``dispatch_kv``: a step that is given up leaves no trace.
+
+        Args:
+            layer: the newest layer whose keys and values are there.
+            keys_values: [num_layers, num_rows, 2, num_kv_heads, head_dim]
+        """
+        for writer in self._writers:
+            if writer.loss is None and writer.link.stream.takes(writer.num_rows):
+                try:
+                    self._stream(writer, keys_values, layer + 1)
+                except PeerLostError as error:
+                    writer.loss = error
+
     def dispatch_kv(self, keys_values: torch.Tensor) -> list[PeerLostError]:
-        """Send each node the keys and values it stores, all layers in one write.
+        """Send each node the keys and values it stores and does not have yet, and have it file them.
 
         A node that is gone does not keep the others from theirs: the step stands, and only sequences with
         ranges on that node are recomputed.
@@ -119,15 +147,43 @@ class StepExchange:
                 lost.append(error)
         return lost
 
+    def _stream(self, writer: _Writer, keys_values: torch.Tensor, num_layers: int) -> None:
+        """Send the layers up to ``num_layers`` that were not sent, unless all slots are under way."""
+        link = writer.link
+        if writer.slot is None:
+            writer.slot = link.free_slot()
+            if writer.slot is None:
+                return
+        staging = link.append_staging(writer.slot, writer.num_rows)
+        layout = link.layout
+        layer_bytes = layout.append_layer_bytes(layout.bucket_rows(writer.num_rows))
+        for layer in range(writer.num_streamed, num_layers):
+            staging[layer].copy_(keys_values[layer, writer.rows])
+            link.post_layer(writer.slot, layer, writer.num_rows)
+            self._links.kv_traffic.layer_bytes += layer_bytes
+        writer.num_streamed = num_layers
+
     def _write(self, writer: _Writer, keys_values: torch.Tensor) -> None:
         link = writer.link
-        self._links.wait_until(lambda: link.free_slot() is not None, lambda: [link])
-        slot = link.free_slot()
+        if writer.loss is not None:
+            raise writer.loss
+        if writer.slot is None:
+            self._links.wait_until(lambda: link.free_slot() is not None, lambda: [link])
+            writer.slot = link.free_slot()
+        slot = writer.slot
         assert slot is not None  # noqa: S101 - just waited for
+        if link.stream.takes(writer.num_rows):
+            self._stream(writer, keys_values, len(keys_values))
+            self._links.wait_until(lambda: link.stream.is_done(slot), lambda: [link])
+            link.tell_append(slot, writer.num_rows, writer.entries, writer.num_pages)
+            return
         staging = link.append_staging(slot, writer.num_rows)
         staging.copy_(keys_values[:, writer.rows])
         settle(staging.device)
         link.post_append(slot, writer.num_rows, writer.entries, writer.num_pages)
+        self._links.kv_traffic.step_bytes += link.layout.append_bytes(
+            link.layout.bucket_rows(writer.num_rows)
+        )
 
     def _missing(self, layer: int) -> list[Link]:
         return [reader.link for reader in self._readers if not reader.link.has_partial(layer, self._step)]

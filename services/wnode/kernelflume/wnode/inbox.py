@@ -21,6 +21,8 @@ from kernelflume.wnode.messages import (
     Command,
     CompleteLink,
     ForgetLink,
+    GoOn,
+    HandOver,
     LinkFailed,
     OpenLink,
     StepOutput,
@@ -64,13 +66,24 @@ class TableBuilt:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedSubmit:
-    """A request whose grammar was read."""
+    """A request whose grammar was read, and followed to the end of what was generated before."""
 
     submit: Submit
     matcher: Matcher
 
 
-InboxItem = Submit | ConstrainedSubmit | Cancel | CloseLink | ForgetLink | Stop | LinkConnected | TableBuilt
+InboxItem = (
+    Submit
+    | ConstrainedSubmit
+    | Cancel
+    | HandOver
+    | GoOn
+    | CloseLink
+    | ForgetLink
+    | Stop
+    | LinkConnected
+    | TableBuilt
+)
 
 
 class Inbox:
@@ -171,7 +184,15 @@ class CommandThread:
             failed = TokenOutput(command.request_id, (), FinishReason.ABORT, error=str(error))
             self._send(StepOutput((failed,)))
             return
+        for token in command.resumption.output_token_ids:
+            if not matcher.accept(token):
+                self._refuse(command, matcher.failure)
+                return
         self._hand_over(ConstrainedSubmit(command, matcher))
+
+    def _refuse(self, command: Submit, reason: str) -> None:
+        refused = TokenOutput(command.request_id, (), FinishReason.ABORT, error=reason, invalid=True)
+        self._send(StepOutput((refused,)))
 
     def _warm(self, link: Link) -> None:
         connected = LinkConnected(link)

@@ -1,6 +1,7 @@
 """Where new tokens are placed, and how many pages that takes: routes and pages of one weight node.
 
-Pages are counted as the attention nodes count them: a sequence's tokens on one node fill its own pages.
+Pages are counted as the attention nodes count them: a page holds one block of one context, so that a token
+range begins where a block does. A block is filled where it was begun, also when its tail is to move.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kernelflume.wnode.batch import KvWrite
-from kernelflume.wnode.placement import NodeRoom, TailMove, choose_node, rebalance, spread_pages
+from kernelflume.wnode.placement import (
+    NodeRoom,
+    TailMove,
+    choose_node,
+    go_on,
+    rebalance,
+    spread_pages,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,6 +51,8 @@ class Ledger:
     spread_tokens: int = 0
     """Fewest tokens of a range when a prompt is spread over nodes; 0 spreads none."""
     table: AdoptedTable = field(default_factory=AdoptedTable)
+    _block_tokens: int = 0
+    """Tokens of a page, also while no node is active; as of the beginning of the step."""
     _usable: frozenset[str] = frozenset()
     _moves: dict[int, TailMove] = field(default_factory=dict)
     _promised: dict[str, int] = field(default_factory=dict)
@@ -55,10 +65,10 @@ class Ledger:
         self.table = table
 
     def rebalance(self, sequences: Iterable[Sequence]) -> int:
-        """Decide which tails move at their next token, now that the table changed; return how many.
+        """Decide which tails move at their next block, now that the table changed; return how many.
 
-        Moves that an earlier table led to and that no token has carried out yet stay: two tables may come
-        between two steps, and a node is only new in the first.
+        Moves that an earlier table led to and that no token has carried out yet stay: a block may take many
+        steps to fill, and a node is only new in its first table.
         """
         usable = frozenset(
             node_id for node_id in self.table.active if self.links.of_node(node_id) is not None
@@ -86,6 +96,7 @@ class Ledger:
 
     def begin_step(self, sequences: Iterable[Sequence]) -> None:
         """Forget the last step's promises and count tails anew."""
+        self._block_tokens = self.links.page_tokens
         self._promised.clear()
         self._tails.clear()
         for sequence in sequences:
@@ -111,14 +122,14 @@ class Ledger:
 
     @property
     def page_tokens(self) -> int:
-        """Tokens a page of the active nodes, the smallest where they differ; 0 without a node."""
+        """Tokens of a page, which all nodes share; 0 while no node is active."""
         links = (self.links.of_node(node_id) for node_id in self.table.active)
-        return min((link.page_tokens for link in links if link is not None), default=0)
+        return next((link.page_tokens for link in links if link is not None), 0)
 
     @property
     def is_settling(self) -> bool:
-        """True while some node has yet to say that pages became free."""
-        return any(link.num_frees_in_flight > 0 for link in self.links.all())
+        """True while some node has yet to say that pages became free, or that they are shared."""
+        return any(link.is_settling for link in self.links.all())
 
     def place(self, sequence: Sequence, num_rows: int) -> tuple[KvWrite, ...] | None:
         """Choose nodes for a sequence's next tokens and promise the pages.
@@ -130,25 +141,27 @@ class Ledger:
         writes: list[KvWrite] = []
         held = {node_id: sequence.route.num_tokens_on(node_id) for node_id in sequence.route.node_ids}
         tail, tail_length = _tail_of(sequence.route)
-        move = self._moves.get(sequence.sequence_id)
-        if move is not None and move.node_id in self.table.active:
-            self._spreads.pop(sequence.sequence_id, None)
-            tail, tail_length, opens = move.node_id, 0, True
-        else:
-            opens = tail is None
-            if opens:
-                self._spread(sequence)
-        left = num_rows
-        while left:
-            take = min(left, self._range_room(tail_length), self._page_room(tail, held))
-            planned = self._planned(sequence, sequence.num_computed + num_rows - left)
-            if planned is not None:
-                node_id, num_tokens = planned
-                if node_id != tail:
-                    tail, tail_length, opens = node_id, 0, True
-                take = min(left, num_tokens, self._range_room(tail_length), self._page_room(tail, held))
-                if take <= 0:  # the node filled up or left meanwhile
-                    self._spreads.pop(sequence.sequence_id)
+        opens = tail is None
+        target = self._target(sequence, tail)
+        block_tokens = self._block_tokens
+        position, end = sequence.num_computed, sequence.num_computed + num_rows
+        while position < end:
+            left = end - position
+            in_block = -position % block_tokens if block_tokens else 0
+            if in_block:  # the page is there, whatever its node's state
+                take = min(left, in_block)
+            else:
+                if target is not None:
+                    tail, tail_length, opens, target = target, 0, True, None
+                take = min(left, self._range_room(tail_length), self._page_room(tail))
+                planned = self._planned(sequence, position)
+                if planned is not None:
+                    node_id, num_tokens = planned
+                    if node_id != tail:
+                        tail, tail_length, opens = node_id, 0, True
+                    take = min(left, num_tokens, self._range_room(tail_length), self._page_room(tail))
+                    if take <= 0:  # the node filled up or left meanwhile
+                        self._spreads.pop(sequence.sequence_id)
             if take <= 0:
                 tail = self._choose(tail)
                 if tail is None:
@@ -156,9 +169,14 @@ class Ledger:
                     return None
                 tail_length, opens = 0, True
                 continue
-            assert tail is not None  # noqa: S101 - a node without a name has no room
-            writes.append(self._promise(tail, held, take, opens=opens))
-            left -= take
+            write = self._promise(tail, held, take, opens=opens) if tail is not None else None
+            if write is None:  # the block's node is gone: its sequence is about to restart
+                self._promised = promised
+                return None
+            if writes and not opens:
+                write = writes.pop().joined(write)
+            writes.append(write)
+            position += take
             tail_length += take
             opens = False
         return tuple(writes)
@@ -173,7 +191,8 @@ class Ledger:
                 opened = True
             route = route.extended(write.num_rows)
         sequence.route = route
-        self._moves.pop(sequence.sequence_id, None)
+        if opened:
+            self._moves.pop(sequence.sequence_id, None)
         return opened
 
     def forget(self, sequence_id: int) -> None:
@@ -181,19 +200,37 @@ class Ledger:
         self._moves.pop(sequence_id, None)
         self._spreads.pop(sequence_id, None)
 
+    def _target(self, sequence: Sequence, tail: str | None) -> str | None:
+        """Return the node at which the next range begins once the present block is full; None: not yet."""
+        move = self._moves.get(sequence.sequence_id)
+        if move is not None and move.node_id in self.table.active:
+            self._spreads.pop(sequence.sequence_id, None)
+            return move.node_id
+        if sequence.num_computed > sequence.num_shared:
+            return None
+        # Its first own tokens; what came before, if anything, was found in the pool.
+        self._spread(sequence)
+        if tail is None or sequence.sequence_id in self._spreads:
+            return None
+        chosen = go_on(self._rooms(), tail)
+        return None if chosen == tail else chosen
+
     def _spread(self, sequence: Sequence) -> None:
         """Plan where the ranges of a long prompt begin and end."""
         self._spreads.pop(sequence.sequence_id, None)
-        if not self.spread_tokens or sequence.num_tokens < 2 * self.spread_tokens:
+        if not self.spread_tokens or sequence.num_pending < 2 * self.spread_tokens:
             return
         page_tokens = self.page_tokens
+        if not page_tokens:
+            return
         shares = spread_pages(
             self._rooms(),
-            -(-sequence.num_tokens // page_tokens),
+            -(-sequence.num_pending // page_tokens),
             min_pages=-(-self.spread_tokens // page_tokens),
+            after=sequence.route.tail_node_id,
         )
-        ends = accumulate(num_pages * page_tokens for _, num_pages in shares)
-        plan = tuple((node_id, end) for (node_id, _), end in zip(shares, ends, strict=True))
+        ends = accumulate((num_pages * page_tokens for _, num_pages in shares), initial=sequence.num_computed)
+        plan = tuple((node_id, end) for (node_id, _), end in zip(shares, list(ends)[1:], strict=True))
         if plan:
             self._spreads[sequence.sequence_id] = plan
 
@@ -239,20 +276,24 @@ class Ledger:
         return chosen
 
     def _range_room(self, tail_length: int) -> int:
-        return self.max_range_tokens - tail_length if self.max_range_tokens else 1 << 30
+        """Tokens that the tail may still take, in whole blocks; a range has one at least."""
+        if not self.max_range_tokens:
+            return 1 << 30
+        block_tokens = self._block_tokens or 1
+        return max(block_tokens, self.max_range_tokens - self.max_range_tokens % block_tokens) - tail_length
 
-    def _page_room(self, node_id: str | None, held: dict[str, int]) -> int:
+    def _page_room(self, node_id: str | None) -> int:
+        """Tokens that a node has pages for, where a block begins."""
         if node_id is None or node_id not in self.table.active:
             return 0
         link = self.links.of_node(node_id)
-        if link is None:
-            return 0
-        in_last_page = -held.get(node_id, 0) % link.page_tokens
-        return in_last_page + self._pages(node_id) * link.page_tokens
+        return 0 if link is None else self._pages(node_id) * link.page_tokens
 
-    def _promise(self, node_id: str, held: dict[str, int], num_rows: int, *, opens: bool) -> KvWrite:
+    def _promise(self, node_id: str, held: dict[str, int], num_rows: int, *, opens: bool) -> KvWrite | None:
+        """Promise the pages of a write; None where the node is gone."""
         link = self.links.of_node(node_id)
-        assert link is not None  # noqa: S101 - it has room
+        if link is None:
+            return None
         before = held.get(node_id, 0)
         num_new_pages = -(-(before + num_rows) // link.page_tokens) - -(-before // link.page_tokens)
         held[node_id] = before + num_rows

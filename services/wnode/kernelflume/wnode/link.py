@@ -17,18 +17,25 @@ from kernelflume.transport.wire import (
     MAX_FREE,
     Append,
     Appended,
+    Find,
+    Found,
     Free,
     Freed,
     LaneData,
     Partial,
+    Publish,
+    Published,
     Query,
     Retract,
     RowStatus,
+    Share,
+    Shared,
     Step,
     Stepped,
     Warm,
     WireNotice,
 )
+from kernelflume.wnode.kv_stream import KvStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +106,8 @@ class Link:
     buffers: LinkBuffers
     transport: Transport
     doorbell: Doorbell
+    stream_min_rows: int = 0
+    """Fewest rows of an append whose keys and values are sent layer by layer; 0 sends none so."""
     page_tokens: int = 0
     num_pages: int = 0
     num_free_pages: int = 0
@@ -110,11 +119,18 @@ class Link:
     """The newest partial's notice."""
     num_frees_in_flight: int = 0
     """FREE notices that were not answered yet."""
+    num_endings: int = 0
+    """Sequences that ended and are freed once the names of their blocks are known there."""
+    block_news: list[Found | Shared | Published] = field(default_factory=list)
+    """What the node said of blocks; the engine takes it from here."""
     failed_sequences: list[int] = field(default_factory=list)
     """Sequences the node could not store; the engine takes them from here."""
+    stream: KvStream = field(init=False)
     _device_answer: DeviceLanes | None = None
     _steps_in_flight: dict[int, int] = field(default_factory=dict)
     """Step -> most pages that the node will take for it, until it answers."""
+    _shares_in_flight: dict[int, int] = field(default_factory=dict)
+    """Sequence -> most pages that are free now and will not be, until the node answers its SHARE."""
     _refusal: str = ""
     """Why the node cannot be used any more; empty while it can."""
     _query_plan: WritePlan | None = None
@@ -124,6 +140,9 @@ class Link:
     _unanswered: tuple[int, int] | None = None
     """Layer and step of the query that was posted last, until its partial comes."""
 
+    def __post_init__(self) -> None:
+        self.stream = KvStream(self.layout, self.stream_min_rows)
+
     @property
     def node_id(self) -> str:
         """The attention node's id, without its incarnation."""
@@ -131,9 +150,15 @@ class Link:
 
     @property
     def num_usable_pages(self) -> int:
-        """Free pages less those that appends under way will take."""
+        """Free pages less those that what is under way will take."""
         promised = sum(flight.num_pages for flight in self._appends_in_flight.values())
-        return self.num_free_pages - promised - sum(self._steps_in_flight.values())
+        taken = sum(self._steps_in_flight.values()) + sum(self._shares_in_flight.values())
+        return self.num_free_pages - promised - taken
+
+    @property
+    def is_settling(self) -> bool:
+        """True when the node may soon have more free pages, or sequences here that can give some back."""
+        return self.num_frees_in_flight > 0 or self.num_endings > 0 or bool(self._shares_in_flight)
 
     @property
     def is_quiet(self) -> bool:
@@ -142,6 +167,7 @@ class Link:
             self.is_warm
             and self._unanswered is None
             and not self._appends_in_flight
+            and self.stream.is_quiet
             and not self.num_frees_in_flight
             and (self.device is None or self.device.is_quiet)
         )
@@ -178,6 +204,9 @@ class Link:
             )
             for slot in range(NUM_APPEND_SLOTS)
         ]
+        self.stream.connect(
+            self.transport, self.node_name, self.buffers.append_region, answer.append_regions[0]
+        )
         if self.device is not None and answer.device_lanes is not None:
             self.device.connect(self.node_name, answer.device_lanes)
         self._device_answer = answer.device_lanes
@@ -252,8 +281,38 @@ class Link:
         self.ring()
 
     def free_slot(self) -> int | None:
-        """Return an append slot that may be filled, or None while all are under way."""
-        return next((slot for slot in range(NUM_APPEND_SLOTS) if slot not in self._appends_in_flight), None)
+        """Return an append slot that may be filled, or None while all are under way.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        return next(
+            (
+                slot
+                for slot in range(NUM_APPEND_SLOTS)
+                # Of a step that was given up layers may be under way that no append tells of.
+                if slot not in self._appends_in_flight and self.stream.is_done(slot)
+            ),
+            None,
+        )
+
+    def post_layer(self, slot: int, layer: int, num_rows: int) -> None:
+        """Send one layer of a slot that is being filled; the node hears of it by ``tell_append``.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self.stream.post(slot, layer, num_rows)
+
+    def tell_append(self, slot: int, num_rows: int, entries: np.ndarray, num_pages: int) -> None:
+        """Do as ``post_append`` for a slot whose layers are all there.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        notice = self._append(slot, num_rows, entries, num_pages)
+        self.transport.notify(self.node_name, notice.encode())
+        self.ring()
 
     def post_append(self, slot: int, num_rows: int, entries: np.ndarray, num_pages: int) -> None:
         """Send a filled slot; ``num_pages`` is what the node will take for it.
@@ -261,11 +320,14 @@ class Link:
         Raises:
             PeerLostError: the node is gone.
         """
-        self._append_counter += 1
-        notice = Append(0, slot, self._append_counter, num_rows, entries)
-        self._appends_in_flight[slot] = _AppendInFlight(self._append_counter, num_pages)
+        notice = self._append(slot, num_rows, entries, num_pages)
         self.transport.post(self._append_plans[slot], self.layout.bucket_index(num_rows), notice.encode())
         self.ring()
+
+    def _append(self, slot: int, num_rows: int, entries: np.ndarray, num_pages: int) -> Append:
+        self._append_counter += 1
+        self._appends_in_flight[slot] = _AppendInFlight(self._append_counter, num_pages)
+        return Append(0, slot, self._append_counter, num_rows, entries)
 
     def open_device(self) -> None:
         """Let graphs reach the node's memory, where both sides have lanes; the link must be warm."""
@@ -331,6 +393,35 @@ class Link:
             self.num_frees_in_flight += 1
         self.ring()
 
+    def send_find(self, number: int, keys: np.ndarray) -> None:
+        """Ask which blocks the node holds: [num_blocks] keys, at most MAX_BLOCKS.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._notify(Find(number, keys))
+
+    def send_share(self, sequence_id: int, blocks: np.ndarray) -> None:
+        """Let a sequence hold blocks of the node: [num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._shares_in_flight[sequence_id] = len(blocks)
+        self._notify(Share(sequence_id, blocks))
+
+    def send_publish(self, sequence_id: int, blocks: np.ndarray) -> None:
+        """Name blocks that a sequence holds there, once all that was sent is filed: as in ``send_share``.
+
+        Raises:
+            PeerLostError: the node is gone.
+        """
+        self._notify(Publish(sequence_id, self._append_counter, blocks))
+
+    def _notify(self, notice: WireNotice) -> None:
+        self.transport.notify(self.node_name, notice.encode())
+        self.ring()
+
     def probe(self) -> None:
         """Send an empty FREE: harmless, and it fails if the node is gone.
 
@@ -371,6 +462,8 @@ class Link:
             case Freed():
                 self.num_frees_in_flight -= 1
                 self.num_free_pages = notice.num_free_pages
+            case Found() | Shared() | Published():
+                self._take_block_news(notice)
             case Stepped():
                 self._steps_in_flight.pop(notice.step, None)
                 self.num_free_pages = notice.num_free_pages
@@ -384,6 +477,13 @@ class Link:
                 self.num_free_pages = notice.num_free_pages
             case _:
                 return
+
+    def _take_block_news(self, notice: Found | Shared | Published) -> None:
+        if not isinstance(notice, Found):
+            self.num_free_pages = notice.num_free_pages
+        if isinstance(notice, Shared):
+            self._shares_in_flight.pop(notice.sequence, None)
+        self.block_news.append(notice)
 
     def close(self) -> None:
         """Disconnect and deregister the buffers.

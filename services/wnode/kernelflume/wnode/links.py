@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.runtime.clock import Clock, Deadline
 from kernelflume.transport.wire import decode
+from kernelflume.wnode.kv_traffic import KvTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ class LinkTable:
         self._by_id: dict[str, dict[str, Link]] = {}
         """The same by node id and name: a node started anew may be connected beside its last start."""
         self._closed: deque[tuple[float, Link]] = deque()
+        self.kv_traffic = KvTraffic()
         self.waited_s = 0.0
         """Time spent in ``wait_until`` since ``begin_step``."""
         self.waited_for_s: dict[str, float] = {}
@@ -93,6 +95,11 @@ class LinkTable:
             if link.is_warm:
                 return link
         return None
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page: one number for all nodes, as the connector sees to; 0 without a link."""
+        return next((link.page_tokens for link in self.all()), 0)
 
     def all(self) -> list[Link]:
         """Return every link."""

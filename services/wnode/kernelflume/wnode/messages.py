@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from kernelflume.core.resumption import FROM_THE_START
+from kernelflume.wnode.hand_over_counts import HandOverCounts
+from kernelflume.wnode.kv_traffic import KvTraffic
 
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
@@ -11,6 +15,7 @@ if TYPE_CHECKING:
     from kernelflume.core.profile import StepTimes
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.regions import DeviceLanes, MemoryRegion
+    from kernelflume.core.resumption import Resumption
     from kernelflume.core.routing import RoutingSnapshot
     from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
     from kernelflume.wnode.settings import WeightNodeSettings
@@ -45,11 +50,34 @@ class Submit:
     """The compiled grammar of ``sampling.grammar``, where there is one."""
     traced: bool = False
     """Tell with its tokens what its steps took."""
+    cache_salt: str = ""
+    """Only requests with the same one share keys and values."""
+    resumption: Resumption = FROM_THE_START
+    """How far another run of the request came."""
+    hands_over: bool = False
+    """Hold it after its first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Stop a request and free its pages; unknown ids are ignored, for it may just have ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Hold a request between two tokens, with all of its blocks named; unknown ids are ignored.
+
+    Answered by an output that is ``held``, unless the request ends first.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Run a held request again; others are ignored."""
 
     request_id: str
 
@@ -99,7 +127,7 @@ class Stop:
     """End the engine."""
 
 
-Command = Submit | Cancel | OpenLink | CompleteLink | CloseLink | ForgetLink | Adopt | Stop
+Command = Submit | Cancel | HandOver | GoOn | OpenLink | CompleteLink | CloseLink | ForgetLink | Adopt | Stop
 
 # --- engine to shell ---------------------------------------------------------------------------------
 
@@ -143,8 +171,14 @@ class TokenOutput:
     """Of each of ``token_ids``, where the request asked for it."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With the first token: of the prompt's tokens but the first, where the request asked for it."""
+    num_cached_tokens: int = 0
+    """With the first token: prompt tokens that were found in the pool and not computed."""
     steps: tuple[StepTrace, ...] = ()
     """Of a traced request: its steps since the output before."""
+    held: SequenceRoute | None = None
+    """Without tokens: the request is held, and its keys and values are there; empty where none are."""
+    random_key: int | None = None
+    """With the first token of a request that draws and brought no seed: the key of its random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +293,10 @@ class EngineReport:
     num_restarts: int
     prompt_tokens: int
     generation_tokens: int
+    prefix_queries: int
+    """Prompt tokens of the requests that looked theirs up, since the start."""
+    prefix_hits: int
+    """Those of them that were found and not computed."""
     step_seconds: tuple[float, ...]
     """Durations of the steps since the last report."""
     exposed_wait_seconds: float
@@ -280,6 +318,8 @@ class EngineReport:
     """Of the latest step that ran as a captured graph; 0 before the first."""
     kv_usage: float = 0.0
     """Share of the active attention nodes' pages that are taken or promised, by whomever; 0 without nodes."""
+    kv_traffic: KvTraffic = field(default_factory=KvTraffic)
+    hand_overs: HandOverCounts = field(default_factory=HandOverCounts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from kernelflume.wnode.hand_over_counts import HandOverCounts
+from kernelflume.wnode.kv_traffic import KvTraffic
+
 if TYPE_CHECKING:
     from kernelflume.wnode.messages import Adopted, EngineReport, LinkLost, StepOutput
 
@@ -24,6 +27,16 @@ class WeightNodeMetrics:
         self._waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue.", registry=registry)
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens computed.", registry=registry)
         self._generation = Counter("vllm:generation_tokens", "Tokens generated.", registry=registry)
+        self._prefix_queries = Counter(
+            "vllm:prefix_cache_queries",
+            "Prompt tokens of the requests that looked theirs up in the pool.",
+            registry=registry,
+        )
+        self._prefix_hits = Counter(
+            "vllm:prefix_cache_hits",
+            "Prompt tokens that were found there and not computed.",
+            registry=registry,
+        )
         self._kv_usage = Gauge(
             "vllm:kv_cache_usage_perc",
             "Share of the active attention nodes' pages that are in use; 1 is all.",
@@ -78,8 +91,35 @@ class WeightNodeMetrics:
             ["stage"],
             registry=registry,
         )
+        self._kv_bytes = Counter(
+            "kernelflume_kv_bytes_sent",
+            "Keys and values sent to attention nodes: layer by layer (layers), once a step (step), or by "
+            "captured steps (graph).",
+            ["path"],
+            registry=registry,
+        )
+        self._kv_exposed = Counter(
+            "kernelflume_kv_exposed_seconds",
+            "Time from the end of a step's last layer until its keys and values were on their way.",
+            ["path"],
+            registry=registry,
+        )
+        self._kv_traffic = KvTraffic()
+        self._hand_overs = Counter(
+            "kernelflume_hand_overs",
+            "Sequences held for another weight node (held), those of them that went on here after all "
+            "(gone_on) or that nobody asked for in time (expired), and those taken from another one (taken).",
+            ["event"],
+            registry=registry,
+        )
+        self._recomputed = Counter(
+            "kernelflume_hand_over_recomputed_tokens",
+            "Tokens of sequences taken from another weight node that had to be computed again.",
+            registry=registry,
+        )
+        self._hand_over_counts = HandOverCounts()
         self._lost = Counter("kernelflume_attention_nodes_lost", "Links that broke.", registry=registry)
-        self._seen = (0, 0, 0)
+        self._seen = (0, 0, 0, 0, 0)
 
     def take_outputs(self, event: StepOutput) -> None:
         """Note how long the requests waited whose first token this step brought."""
@@ -92,10 +132,15 @@ class WeightNodeMetrics:
         self._running.set(report.num_running)
         self._waiting.set(report.num_waiting)
         self._kv_usage.set(report.kv_usage)
-        totals = (report.prompt_tokens, report.generation_tokens, report.num_restarts)
-        for counter, total, seen in zip(
-            (self._prompt, self._generation, self._restarts), totals, self._seen, strict=True
-        ):
+        totals = (
+            report.prompt_tokens,
+            report.generation_tokens,
+            report.num_restarts,
+            report.prefix_queries,
+            report.prefix_hits,
+        )
+        counters = (self._prompt, self._generation, self._restarts, self._prefix_queries, self._prefix_hits)
+        for counter, total, seen in zip(counters, totals, self._seen, strict=True):
             counter.inc(total - seen)
         self._seen = totals
         for seconds in report.step_seconds:
@@ -103,6 +148,8 @@ class WeightNodeMetrics:
         self._exposed.inc(report.exposed_wait_seconds)
         self._graph_steps.inc(report.num_graph_steps - self._num_graph_steps)
         self._num_graph_steps = report.num_graph_steps
+        self._take_traffic(report.kv_traffic)
+        self._take_hand_overs(report.hand_overs)
         self._captures.set(report.num_graph_captures)
         self._microbatches.set(report.num_microbatches)
         times = report.step_times
@@ -111,6 +158,22 @@ class WeightNodeMetrics:
             self._stages.labels("attention").set(times.attention_s)
             self._stages.labels("post_attention").set(times.post_attention_s)
             self._stages.labels("overhead").set(times.overhead_s)
+
+    def _take_hand_overs(self, counts: HandOverCounts) -> None:
+        before, self._hand_over_counts = self._hand_over_counts, counts
+        self._hand_overs.labels("held").inc(counts.num_held - before.num_held)
+        self._hand_overs.labels("gone_on").inc(counts.num_gone_on - before.num_gone_on)
+        self._hand_overs.labels("expired").inc(counts.num_expired - before.num_expired)
+        self._hand_overs.labels("taken").inc(counts.num_taken - before.num_taken)
+        self._recomputed.inc(counts.num_recomputed_tokens - before.num_recomputed_tokens)
+
+    def _take_traffic(self, traffic: KvTraffic) -> None:
+        before, self._kv_traffic = self._kv_traffic, traffic
+        self._kv_bytes.labels("layers").inc(traffic.layer_bytes - before.layer_bytes)
+        self._kv_bytes.labels("step").inc(traffic.step_bytes - before.step_bytes)
+        self._kv_bytes.labels("graph").inc(traffic.graph_bytes - before.graph_bytes)
+        self._kv_exposed.labels("layers").inc(traffic.layer_exposed_s - before.layer_exposed_s)
+        self._kv_exposed.labels("step").inc(traffic.step_exposed_s - before.step_exposed_s)
 
     def take_adopted(self, adopted: Adopted) -> None:
         """Note an adopted snapshot."""

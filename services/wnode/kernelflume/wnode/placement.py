@@ -61,10 +61,38 @@ def choose_node(nodes: Sequence[NodeRoom], num_pages: int, *, avoid: str | None 
     preferred = [node for node in fitting if node.node_id != avoid] or fitting
     if not preferred:
         return None
-    return max(preferred, key=lambda node: node.num_free_pages / (node.num_tails + 1)).node_id
+    return max(preferred, key=_room_per_tail).node_id
 
 
-def spread_pages(nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int) -> tuple[tuple[str, int], ...]:
+_BETTER = 2.0
+"""A context that goes on leaves its node for one that has this many times the room: a further range costs an
+exchange in each layer, and a beginning that many share must not draw all of them to one node."""
+
+
+def go_on(nodes: Sequence[NodeRoom], tail: str) -> str | None:
+    """Choose the node for the first own tokens of a sequence whose beginning was found in the pool.
+
+    Args:
+        nodes: the active nodes.
+        tail: the node that holds the beginning's last block.
+
+    Returns:
+        ``tail``, unless it has no room or another has far more for each tail; None when none has room.
+    """
+    chosen = choose_node(nodes, 1)
+    rooms = {node.node_id: node for node in nodes}
+    if chosen is None or tail not in rooms or not rooms[tail].num_free_pages:
+        return chosen
+    return chosen if _room_per_tail(rooms[chosen]) > _BETTER * _room_per_tail(rooms[tail]) else tail
+
+
+def _room_per_tail(node: NodeRoom) -> float:
+    return node.num_free_pages / (node.num_tails + 1)
+
+
+def spread_pages(
+    nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int, after: str | None = None
+) -> tuple[tuple[str, int], ...]:
     """Share a prompt's pages among nodes so that they are left equally free (paper section 4.2).
 
     Long contexts are then scanned by several nodes at once, and no node fills before the others. Only as
@@ -75,6 +103,7 @@ def spread_pages(nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int) -
         nodes: the active nodes.
         num_pages: pages of the prompt.
         min_pages: fewest pages that a range is worth.
+        after: the node that holds what comes before, if anything does: it goes on first, in the same range.
 
     Returns:
         (node id, pages) in order of position; empty where fewer than two nodes would take part.
@@ -88,7 +117,7 @@ def spread_pages(nodes: Sequence[NodeRoom], num_pages: int, *, min_pages: int) -
             node.node_id: node.num_free_pages - level - (place < over) for place, node in enumerate(chosen)
         }
         if level >= 0 and min(shares.values()) >= min_pages:
-            ordered = sorted(chosen, key=lambda node: -node.num_tails)
+            ordered = sorted(chosen, key=lambda node: (node.node_id != after, -node.num_tails))
             return tuple((node.node_id, shares[node.node_id]) for node in ordered)
     return ()
 

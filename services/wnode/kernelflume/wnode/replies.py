@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelflume.rpc.codec import logprobs_to_proto
+from kernelflume.rpc.codec import logprobs_to_proto, route_to_proto
 from kernelflume.rpc.status import failure_to_proto
 from kernelflume.rpc.v1 import wnode_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class AskedAway:
+    """A request should be handed over."""
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,7 +21,7 @@ if TYPE_CHECKING:
     from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.wnode.messages import TokenOutput
 
-    News = tuple[int, TokenOutput | Exception]
+    News = tuple[int, TokenOutput | AskedAway | Exception]
 
 _PROMPT_TOKENS_IN_EVENT = 1024
 """With 20 alternatives each, some 200 KB."""
@@ -28,8 +35,18 @@ def event_of(outputs: Sequence[TokenOutput]) -> wnode_pb2.GenerateEvent:
     return wnode_pb2.GenerateEvent(
         token_ids=[token for output in outputs for token in output.token_ids],
         finish_reason=last.finish_reason,
+        num_cached_tokens=outputs[0].num_cached_tokens,
         stop_token_id=last.stop_token_id,
         logprobs=[logprobs_to_proto(found) for output in outputs for found in output.logprobs],
+        random_key=outputs[0].random_key,
+        held=None if last.held is None else wnode_pb2.Held(ranges=route_to_proto(last.held)),
+    )
+
+
+def has_more(output: TokenOutput) -> bool:
+    """Tell whether an output says more than its tokens."""
+    return bool(output.finish_reason or output.logprobs or output.num_cached_tokens) or (
+        output.random_key is not None or output.held is not None
     )
 
 
@@ -58,6 +75,9 @@ def _replies_of(news: Sequence[News]) -> list[wnode_pb2.AttachReply]:
         if isinstance(output, Exception):
             events.append(wnode_pb2.RequestEvent(number=number, failure=failure_to_proto(output)))
             continue
+        if isinstance(output, AskedAway):
+            events.append(wnode_pb2.RequestEvent(number=number, asked_away=True))
+            continue
         if output.prompt_logprobs:
             # Large, so each piece is a reply of its own, after all that came before.
             replies.append(wnode_pb2.AttachReply(numbers=numbers, token_ids=token_ids, events=events))
@@ -66,7 +86,7 @@ def _replies_of(news: Sequence[News]) -> list[wnode_pb2.AttachReply]:
                 wnode_pb2.AttachReply(events=[wnode_pb2.RequestEvent(number=number, event=event)])
                 for event in prompt_events(output.prompt_logprobs)
             ]
-        if output.finish_reason or output.logprobs or number in with_event:
+        if has_more(output) or number in with_event:
             # A reply's events come after its columns: what follows one of a request must be one, too.
             with_event.add(number)
             events.append(wnode_pb2.RequestEvent(number=number, event=event_of((output,))))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from kernelflume.core.profile import StepTimes
+from kernelflume.wnode.hand_over_counts import HandOverCounts
+from kernelflume.wnode.kv_traffic import KvTraffic
 from kernelflume.wnode.messages import EngineReport, SequenceReport, StepOutput
 
 if TYPE_CHECKING:
@@ -47,8 +50,12 @@ class Reporter:
         self.num_graph_captures = 0
         """As told by whoever captures."""
         self._num_restarts = 0
+        self._kv_traffic = KvTraffic()
+        self._hand_overs = HandOverCounts()
         self._prompt_tokens = 0
         self._generation_tokens = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
 
     def send(self, event: Event) -> None:
         """Send one event; a shell that is gone is noticed by the command thread."""
@@ -67,6 +74,11 @@ class Reporter:
         """Count a sequence that will be recomputed."""
         self._num_restarts += 1
 
+    def count_prefix(self, num_tokens: int, num_cached: int) -> None:
+        """Count the prompt of a request that looked its beginning up, and what it did not have to compute."""
+        self._prefix_queries += num_tokens
+        self._prefix_hits += num_cached
+
     def report_step(
         self,
         scheduler: Scheduler,
@@ -78,6 +90,8 @@ class Reporter:
         waited_s: float,
         times: StepTimes | None,
         num_microbatches: int,
+        kv_traffic: KvTraffic,
+        hand_overs: HandOverCounts,
     ) -> None:
         """Note a step, and report when it is time.
 
@@ -90,6 +104,8 @@ class Reporter:
             waited_s: the part of it that was spent waiting for partials.
             times: where its time went, where that is known.
             num_microbatches: of a step that ran as one captured graph; 0 for one that did not.
+            kv_traffic: sums of all steps so far.
+            hand_overs: sums so far.
         """
         self._is_idle_reported = False
         self._num_steps += 1
@@ -99,6 +115,8 @@ class Reporter:
         self._generation_tokens += num_tokens
         self._step_seconds.append(seconds)
         self._waited_s += waited_s
+        self._kv_traffic = kv_traffic
+        self._hand_overs = hand_overs
         if num_rows == num_tokens:
             self._decode_seconds.append(seconds)
             self._num_decode_rows = num_rows
@@ -107,8 +125,9 @@ class Reporter:
         if self._clock.now() - self._reported_at >= _REPORT_INTERVAL_S:
             self._report(scheduler, ledger)
 
-    def report_idle(self, scheduler: Scheduler, ledger: Ledger) -> None:
+    def report_idle(self, scheduler: Scheduler, ledger: Ledger, *, hand_overs: HandOverCounts) -> None:
         """Report now and then while no step runs, at once when steps stop."""
+        self._hand_overs = hand_overs
         if not self._is_idle_reported or self._clock.now() - self._reported_at >= _SEQUENCES_INTERVAL_S:
             self._is_idle_reported = True
             self._decode_seconds.clear()
@@ -120,7 +139,7 @@ class Reporter:
         self._reported_at = self._clock.now()
         steps, self._step_seconds = tuple(self._step_seconds), []
         waited_s, self._waited_s = self._waited_s, 0.0
-        sequences = (*scheduler.running, *scheduler.waiting)
+        sequences = scheduler.all
         ledger.begin_step(())
         self.send(
             EngineReport(
@@ -131,6 +150,8 @@ class Reporter:
                 num_restarts=self._num_restarts,
                 prompt_tokens=self._prompt_tokens,
                 generation_tokens=self._generation_tokens,
+                prefix_queries=self._prefix_queries,
+                prefix_hits=self._prefix_hits,
                 step_seconds=steps,
                 exposed_wait_seconds=waited_s,
                 sequences=tuple(
@@ -151,6 +172,8 @@ class Reporter:
                 num_graph_steps=self._num_graph_steps,
                 num_graph_captures=self.num_graph_captures,
                 num_microbatches=self._num_microbatches,
+                kv_traffic=replace(self._kv_traffic),
+                hand_overs=replace(self._hand_overs),
                 kv_usage=1 - ledger.num_usable_pages / ledger.num_pages if ledger.num_pages else 0.0,
             )
         )

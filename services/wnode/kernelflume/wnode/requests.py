@@ -13,12 +13,14 @@ from kernelflume.core.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kernelflume.wnode.messages import Cancel, StepOutput, Submit, TokenOutput
+from kernelflume.core.resumption import FROM_THE_START
+from kernelflume.wnode.messages import Cancel, GoOn, HandOver, StepOutput, Submit, TokenOutput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from kernelflume.core.grammar import Grammar
+    from kernelflume.core.resumption import Resumption
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.wnode.messages import Command
 
@@ -35,7 +37,7 @@ class RequestTable:
         max_in_flight: int,
         max_model_len: int,
         vocab_size: int,
-        compile_grammar: Callable[[Grammar], Awaitable[bytes]],
+        compile_grammar: Callable[[Grammar, str], Awaitable[bytes]],
     ) -> None:
         self._send = send
         self._max_in_flight = max_in_flight
@@ -48,11 +50,14 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._sinks)
 
-    def check(self, prompt: list[int], sampling: SamplingParameters) -> None:
+    def check(
+        self, prompt: list[int], sampling: SamplingParameters, resumption: Resumption = FROM_THE_START
+    ) -> None:
         """Refuse what can never run.
 
         Raises:
-            InvalidRequestError: the prompt is empty, too long, or has an id outside the vocabulary.
+            InvalidRequestError: the prompt is empty, too long, or has an id outside the vocabulary; it goes
+                on after its end.
         """
         if not prompt:
             raise InvalidRequestError("the prompt has no tokens", parameter="prompt")
@@ -62,14 +67,24 @@ class RequestTable:
                 f"{self._max_model_len} tokens of context",
                 parameter="prompt",
             )
+        output = resumption.output_token_ids
+        if len(output) >= sampling.max_tokens or len(prompt) + len(output) >= self._max_model_len:
+            raise InvalidRequestError(f"the request ended with the last of its {len(output)} tokens")
         biased = (token for token, _ in sampling.logit_bias)
-        highest = max(*prompt, *sampling.stop_token_ids, *sampling.allowed_token_ids, *biased, 0)
+        highest = max(*prompt, *output, *sampling.stop_token_ids, *sampling.allowed_token_ids, *biased, 0)
         if highest >= self._vocab_size:
             raise InvalidRequestError(
                 f"token id {highest} is outside the vocabulary of {self._vocab_size}", parameter="prompt"
             )
 
-    def enter(self, request_id: str, prompt: list[int], sampling: SamplingParameters, sink: Sink) -> None:
+    def enter(
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        sink: Sink,
+        resumption: Resumption = FROM_THE_START,
+    ) -> None:
         """Take a request in, whose outputs go to ``sink`` until it is told to ``leave``.
 
         Raises:
@@ -77,20 +92,20 @@ class RequestTable:
             OverloadedError: as many requests as may be are in flight.
             ConflictError: the id is in use.
         """
-        self.check(prompt, sampling)
+        self.check(prompt, sampling, resumption)
         if len(self._sinks) >= self._max_in_flight:
             raise OverloadedError(f"{len(self._sinks)} requests are running or waiting", retry_after_s=1.0)
         if request_id in self._sinks:
             raise ConflictError(f"request id {request_id} is in use")
         self._sinks[request_id] = sink
 
-    async def compile(self, sampling: SamplingParameters) -> bytes:
-        """Return the compiled grammar of a request, empty where it has none.
+    async def compile(self, sampling: SamplingParameters, tenant: str) -> bytes:
+        """Return the compiled grammar of a tenant's request, empty where it has none.
 
         Raises:
             InvalidRequestError: it cannot be compiled.
         """
-        return b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar)
+        return b"" if sampling.grammar is None else await self._compile_grammar(sampling.grammar, tenant)
 
     def submit(
         self,
@@ -100,13 +115,26 @@ class RequestTable:
         grammar: bytes,
         *,
         traced: bool,
+        cache_salt: str = "",
+        resumption: Resumption = FROM_THE_START,
+        hands_over: bool = False,
     ) -> None:
         """Hand a request that was taken in to the engine.
 
         Raises:
             UnavailableError: the engine is gone.
         """
-        self._send(Submit(request_id, prompt, sampling, grammar, traced))
+        self._send(Submit(request_id, prompt, sampling, grammar, traced, cache_salt, resumption, hands_over))
+
+    def hand_over(self, request_id: str) -> None:
+        """Hold a request between two tokens; its sink is told, unless it ends first."""
+        with contextlib.suppress(UnavailableError):  # it fails by itself
+            self._send(HandOver(request_id))
+
+    def go_on(self, request_id: str) -> None:
+        """Run a held request again."""
+        with contextlib.suppress(UnavailableError):
+            self._send(GoOn(request_id))
 
     def leave(self, request_id: str, *, ended: bool) -> None:
         """Forget a request, and cancel it unless its last output has come."""
@@ -116,7 +144,15 @@ class RequestTable:
                 self._send(Cancel(request_id))
 
     async def stream(
-        self, request_id: str, prompt: list[int], sampling: SamplingParameters, *, traced: bool = False
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParameters,
+        *,
+        tenant: str = "",
+        traced: bool = False,
+        cache_salt: str = "",
+        resumption: Resumption = FROM_THE_START,
     ) -> AsyncIterator[list[TokenOutput]]:
         """Run a request; yield what came since the last time. Leaving the iteration cancels the request.
 
@@ -127,11 +163,19 @@ class RequestTable:
             UnavailableError: the engine is gone.
         """
         queue: asyncio.Queue[TokenOutput] = asyncio.Queue()
-        self.enter(request_id, prompt, sampling, queue.put_nowait)
+        self.enter(request_id, prompt, sampling, queue.put_nowait, resumption)
         ended = False
         try:
-            grammar = await self.compile(sampling)
-            self.submit(request_id, prompt, sampling, grammar, traced=traced)
+            grammar = await self.compile(sampling, tenant)
+            self.submit(
+                request_id,
+                prompt,
+                sampling,
+                grammar,
+                traced=traced,
+                cache_salt=cache_salt,
+                resumption=resumption,
+            )
             while not ended:
                 outputs = [await queue.get()]
                 while not queue.empty():

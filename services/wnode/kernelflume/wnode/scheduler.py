@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from kernelflume.wnode.batch import Chunk, StepBatch
 from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernelflume.wnode.ledger import Ledger
 
 
@@ -20,6 +22,19 @@ class BatchLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done next. Of ``batch`` and the others nothing is left out: each may come with each."""
+
+    batch: StepBatch | None = None
+    """The step; None when nothing can run now."""
+    victim: Sequence | None = None
+    """A running sequence that must give way because the pool is full. The caller frees its pages, restarts it
+    and asks again later."""
+    returns: tuple[Sequence, ...] = ()
+    """Waiting sequences that must give back what they share, so that another can run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +58,37 @@ class Scheduler:
         self._ids = count(1)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.held: list[Sequence] = []
+        """Sequences that stand still for another weight node."""
+        self.is_starved = False
+        """True when the last step left a running sequence out for want of room."""
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
+        sequence.sequence_id = self.new_id()
         self.waiting.append(sequence)
 
+    def new_id(self) -> int:
+        """Return a name for attention nodes that was never used."""
+        return next(self._ids)
+
+    @property
+    def next_waiting(self) -> list[Sequence]:
+        """The waiting sequences that there are free places for, in order."""
+        return list(islice(self.waiting, max(0, self._limits.max_num_seqs - len(self.running))))
+
     def find(self, request_id: str) -> Sequence | None:
-        """Return the waiting or running sequence of a request, or None."""
-        return next(
-            (sequence for sequence in (*self.running, *self.waiting) if sequence.request_id == request_id),
-            None,
-        )
+        """Return the sequence of a request that has not ended, or None."""
+        return next((sequence for sequence in self.all if sequence.request_id == request_id), None)
+
+    @property
+    def all(self) -> tuple[Sequence, ...]:
+        """Every sequence that has not ended."""
+        return (*self.running, *self.waiting, *self.held)
 
     def remove(self, sequence: Sequence) -> None:
         """End a sequence; the caller frees its pages."""
-        if sequence.state is SequenceState.RUNNING:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        self._take_out(sequence)
         sequence.apply(SequenceEvent.END)
         self._ledger.forget(sequence.sequence_id)
 
@@ -69,7 +97,41 @@ class Scheduler:
         self.running.remove(sequence)
         self._ledger.forget(sequence.sequence_id)
         sequence.restart()
+        sequence.sequence_id = self.new_id()
         self.waiting.appendleft(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Let a running or waiting sequence stand still."""
+        self._take_out(sequence)
+        sequence.apply(SequenceEvent.HOLD)
+        self.held.append(sequence)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Run a held sequence again: at once, or first in the queue where nothing of it is computed."""
+        self.held.remove(sequence)
+        if sequence.num_computed:
+            sequence.apply(SequenceEvent.GO_ON)
+            self.running.append(sequence)
+        else:
+            sequence.apply(SequenceEvent.RESTART)
+            self.waiting.appendleft(sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        match sequence.state:
+            case SequenceState.RUNNING:
+                self.running.remove(sequence)
+            case SequenceState.WAITING:
+                self.waiting.remove(sequence)
+            case SequenceState.HELD:
+                self.held.remove(sequence)
+            case SequenceState.ENDED:
+                return
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Let a waiting sequence begin with nothing again; the caller frees what it shares first."""
+        self._ledger.forget(sequence.sequence_id)
+        sequence.give_back()
+        sequence.sequence_id = self.new_id()
 
     def refusals(self) -> list[Refusal]:
         """Return waiting sequences that would not fit an empty pool; none while no node is active."""
@@ -87,12 +149,11 @@ class Scheduler:
             if _pages(sequence.num_tokens + 1, ledger.page_tokens) > capacity
         ]
 
-    def schedule(self) -> tuple[StepBatch | None, Sequence | None]:
-        """Choose the next step's rows.
+    def schedule(self, is_ready: Callable[[Sequence], bool] = lambda _: True) -> Plan:
+        """Choose the next step's rows, and who makes room where there is none.
 
-        Returns:
-            The batch, or None when nothing can run now; and a running sequence that must give way because
-            the pool is full, or None. The caller frees its pages, restarts it and asks again later.
+        Args:
+            is_ready: tells whether a waiting sequence may run; none overtakes another.
         """
         ledger = self._ledger
         ledger.begin_step(self.running)
@@ -110,36 +171,43 @@ class Scheduler:
                 continue
             chunks.append(Chunk(sequence, num_rows, writes))
             budget -= num_rows
-        while starved is None and budget and self.waiting and len(self.running) < self._limits.max_num_seqs:
+        self.is_starved = lacks_room = starved is not None
+        while not lacks_room and budget and self.waiting and len(self.running) < self._limits.max_num_seqs:
             sequence = self.waiting[0]
-            if not self._has_room(sequence):
+            if not is_ready(sequence):
                 break
             num_rows = min(sequence.num_pending, budget)
-            writes = ledger.place(sequence, num_rows)
+            writes = ledger.place(sequence, num_rows) if self.has_room(sequence) else None
             if writes is None:
+                lacks_room = not self.running
                 break
             self._admit(sequence)
             chunks.append(Chunk(sequence, num_rows, writes))
             budget -= num_rows
         # Without an active node there is nothing to make room on: the running ones wait for the next node.
-        makes_room = starved is not None and ledger.page_tokens > 0 and not ledger.is_settling
-        victim = self.running[-1] if makes_room else None
-        if victim is not None:
-            chunks = [chunk for chunk in chunks if chunk.sequence is not victim]
-        return (StepBatch.of(chunks) if chunks else None), victim
+        if not lacks_room or not ledger.page_tokens or ledger.is_settling:
+            return Plan(StepBatch.of(chunks) if chunks else None)
+        # What nobody computes with goes first; of what waits the first would have to find it again.
+        returns = tuple(
+            sequence
+            for place, sequence in enumerate(self.waiting)
+            if sequence.num_shared and (starved or place)
+        )
+        victim = self.running[-1] if starved is not None and not returns else None
+        chunks = [chunk for chunk in chunks if chunk.sequence is not victim]
+        return Plan(StepBatch.of(chunks) if chunks else None, victim, returns)
 
     def _admit(self, sequence: Sequence) -> None:
         self.waiting.popleft()
-        sequence.apply(SequenceEvent.ADMIT)
-        sequence.sequence_id = next(self._ids)
+        sequence.admit()
         self.running.append(sequence)
 
-    def _has_room(self, sequence: Sequence) -> bool:
+    def has_room(self, sequence: Sequence) -> bool:
         """True when all known tokens fit beside a page of growth for each running sequence."""
         ledger = self._ledger
         if not ledger.page_tokens:
             return False
-        needed = _pages(sequence.num_tokens + 1, ledger.page_tokens)
+        needed = _pages(sequence.num_tokens + 1 - sequence.num_shared, ledger.page_tokens)
         return needed + len(self.running) <= ledger.num_usable_pages or (
             not self.running and needed <= ledger.num_usable_pages
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from kernelflume.core.blocks import BlockKeys
 from kernelflume.core.errors import LifecycleError
 from kernelflume.core.ranges import SequenceRoute
 from kernelflume.wnode.sampling.seen import SeenTokens
@@ -21,7 +22,16 @@ class SequenceState(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    HELD = "held"
     ENDED = "ended"
+
+
+class LookupPhase(StrEnum):
+    """How far a waiting sequence is in looking its beginning up in the pool."""
+
+    DUE = "due"
+    UNDER_WAY = "under_way"
+    DONE = "done"
 
 
 class SequenceEvent(StrEnum):
@@ -29,12 +39,19 @@ class SequenceEvent(StrEnum):
 
     ADMIT = "admit"
     RESTART = "restart"
+    HOLD = "hold"
+    GO_ON = "go_on"
     END = "end"
 
 
 TRANSITIONS: dict[tuple[SequenceState, SequenceEvent], SequenceState] = {
     (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.RUNNING,
     (SequenceState.RUNNING, SequenceEvent.RESTART): SequenceState.WAITING,
+    (SequenceState.WAITING, SequenceEvent.HOLD): SequenceState.HELD,
+    (SequenceState.RUNNING, SequenceEvent.HOLD): SequenceState.HELD,
+    (SequenceState.HELD, SequenceEvent.GO_ON): SequenceState.RUNNING,
+    (SequenceState.HELD, SequenceEvent.RESTART): SequenceState.WAITING,
+    (SequenceState.HELD, SequenceEvent.END): SequenceState.ENDED,
     (SequenceState.WAITING, SequenceEvent.END): SequenceState.ENDED,
     (SequenceState.RUNNING, SequenceEvent.END): SequenceState.ENDED,
 }
@@ -64,8 +81,38 @@ class Sequence:
     """Name on attention nodes; a restarted sequence gets a new one, so that a late free hits nothing."""
     state: SequenceState = SequenceState.WAITING
     output: list[int] = field(default_factory=list)
+    num_resumed: int = field(init=False)
+    """Output tokens that another run of the request generated and told."""
     num_computed: int = 0
     route: SequenceRoute = field(default_factory=SequenceRoute)
+    """Of a waiting sequence: what it shares of the pool until it runs."""
+    cache_salt: str = ""
+    """Only requests with the same one share keys and values."""
+    lookup: LookupPhase = LookupPhase.DUE
+    lookup_after_s: float = 0.0
+    """Time before which it does not look up unless there is room for all of it."""
+    lookup_after: int = 0
+    """Names that must have been settled before it looks up, as it may ask for them."""
+    gives_back_at_s: float = 0.0
+    """Until when it keeps what it shares while it waits."""
+    num_pauses: int = 0
+    """Times that it gave back what it shared, or gave way."""
+    num_shared: int = 0
+    """Tokens whose keys and values it found in the pool when it began, whole blocks from the first on."""
+    num_named: int = 0
+    """Tokens whose blocks have names in the pool."""
+    is_prompt_named: bool = False
+    """True once what it had to compute before its next token has names."""
+    num_cached: int | None = None
+    """Prompt tokens that it never computed; None before it ran."""
+    keys: BlockKeys | None = None
+    """Names of its blocks, as far as they were asked for."""
+    handed: SequenceRoute = field(default_factory=SequenceRoute)
+    """Where another run of the request holds its blocks, until they were asked for."""
+    num_handed: int = 0
+    """Tokens that lay there."""
+    hands_over: bool = False
+    """Hold it for another weight node after its next token."""
     num_restarts: int = 0
     num_tokens_at_restart: int = 0
     """Tokens known when it last restarted: no more at the next restart means no progress."""
@@ -82,7 +129,12 @@ class Sequence:
 
     def __post_init__(self) -> None:
         sampling = self.sampling
+        self.num_resumed = len(self.output)
+        self.num_handed = self.handed.num_tokens
         self.seen = SeenTokens(self.prompt) if sampling.has_penalties else None
+        if self.seen is not None:
+            for token in self.output:
+                self.seen.add(token)
         has_rules = sampling.has_rules or self.matcher is not None
         is_simple = not has_rules and sampling.logprobs is None
         self._simple_from = sampling.min_tokens if is_simple else None
@@ -113,6 +165,11 @@ class Sequence:
             and not self.output
             and len(self.prompt_logprobs) < len(self.prompt) - 1
         )
+
+    @property
+    def has_told(self) -> bool:
+        """True once a token of this run was told."""
+        return len(self.output) > self.num_resumed
 
     @property
     def num_tokens(self) -> int:
@@ -155,6 +212,39 @@ class Sequence:
             raise LifecycleError(f"request {self.request_id} is {self.state}: {event} is not legal")
         self.state = state
 
+    def block_keys(self, num_tokens: int, page_tokens: int) -> BlockKeys:
+        """Return the keys of the first ``num_tokens`` known tokens at least."""
+        if self.keys is None or self.keys.block_tokens != page_tokens:
+            self.keys = BlockKeys(page_tokens, salt=self.cache_salt)
+        if self.keys.num_tokens < num_tokens:
+            self.keys.extend(self.tokens(self.keys.num_tokens, num_tokens))
+        return self.keys
+
+    def share(self, sequence_id: int, route: SequenceRoute) -> None:
+        """Begin with what was found in the pool, under the id that it was shared by."""
+        self.sequence_id = sequence_id
+        self.route = route
+        self.num_computed = self.num_shared = self.num_named = route.num_tokens
+
+    def admit(self) -> None:
+        """Run, with what was found in the pool.
+
+        Raises:
+            LifecycleError: it runs already, or has ended; nothing was changed.
+        """
+        self.apply(SequenceEvent.ADMIT)
+        if not self.output:
+            # What it computed itself before a restart was not saved by the pool.
+            before = self.num_shared if self.num_cached is None else self.num_cached
+            self.num_cached = min(self.num_shared, before)
+
+    def give_back(self) -> None:
+        """Begin with nothing again; the caller frees what it shares."""
+        self.route = SequenceRoute()
+        self.num_computed = self.num_shared = self.num_named = 0
+        self.is_prompt_named = False
+        self.lookup = LookupPhase.DUE
+
     def take_steps(self) -> tuple[StepTrace, ...]:
         """Return the steps that no output told of yet, which one does now."""
         if not self.steps:
@@ -165,7 +255,6 @@ class Sequence:
     def restart(self) -> None:
         """Forget all computed state and wait again; the tokens so far are kept and recomputed."""
         self.apply(SequenceEvent.RESTART)
-        self.num_computed = 0
-        self.route = SequenceRoute()
+        self.give_back()
         self.num_restarts += 1
         self.num_tokens_at_restart = self.num_tokens

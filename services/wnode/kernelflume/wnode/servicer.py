@@ -9,6 +9,7 @@ from kernelflume.core.errors import DeadlineError
 from kernelflume.core.names import node_name
 from kernelflume.rpc.codec import (
     geometry_to_proto,
+    resumption_of,
     route_to_proto,
     sampling_from_proto,
     step_times_to_proto,
@@ -42,6 +43,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         self._tracer = tracer
         self._attachments: set[Attachment] = set()
         self._is_draining = False
+        self._is_ending = False
 
     async def Generate(
         self, request: wnode_pb2.GenerateRequest, context: Context
@@ -54,7 +56,13 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         try:
             sampling = sampling_from_proto(request.sampling)
             stream = self._shell.requests.stream(
-                request.request_id, list(request.prompt_token_ids), sampling, traced=trace.recording
+                request.request_id,
+                list(request.prompt_token_ids),
+                sampling,
+                tenant=request.tenant,
+                traced=trace.recording,
+                resumption=resumption_of(request),
+                cache_salt=request.cache_salt,
             )
             async for outputs in stream:
                 trace.stepped(outputs)
@@ -78,8 +86,10 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
     ) -> None:
         """Run one router's requests."""
         attachment = Attachment(self._shell.requests, self._tracer, num_microbatches=self._num_microbatches)
-        if self._is_draining:
+        if self._is_ending:
             attachment.drain()
+        elif self._is_draining:
+            attachment.set_draining(True)
         self._attachments.add(attachment)
         reading = asyncio.create_task(attachment.read(request_iterator))
         try:
@@ -94,7 +104,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
 
     def drain(self) -> None:
         """Take no more requests of attached routers, and let each go when its requests have ended."""
-        self._is_draining = True
+        self._is_ending = True
         for attachment in self._attachments:
             attachment.drain()
 
@@ -110,6 +120,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             adopted_epoch=shell.adopted_epoch,
             prepared_nodes=shell.endpoints.prepared,
             num_steps=report.num_steps if report else 0,
+            waiting_tokens=report.num_waiting_tokens if report else 0,
+            block_tokens=shell.endpoints.block_tokens if shell.settings.enable_prefix_caching else 0,
             step_times=step_times_to_proto(report.step_times) if report and report.step_times else None,
         )
 
@@ -122,6 +134,8 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             max_model_len=shell.max_model_len,
             vocab_size=shell.config.vocab_size,
             eos_token_ids=shell.config.eos_token_ids,
+            node_id=shell.settings.node_id,
+            role=shell.settings.role,
         )
 
     async def PrepareEndpoint(
@@ -141,6 +155,23 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
         del context
         await self._shell.endpoints.release(node_name(request.node_id, request.incarnation))
         return wnode_pb2.ReleaseEndpointResponse()
+
+    async def MoveRequests(
+        self, request: wnode_pb2.MoveRequestsRequest, context: Context
+    ) -> wnode_pb2.MoveRequestsResponse:
+        """Ask routers to hand requests over."""
+        del context
+        if request.HasField("draining"):
+            self._is_draining = request.draining
+            for attachment in self._attachments:
+                attachment.set_draining(request.draining)
+        if request.HasField("draining") and not request.draining:
+            return wnode_pb2.MoveRequestsResponse()
+        left = request.max_requests or len(self._shell.requests)
+        num_asked = 0
+        for attachment in self._attachments:
+            num_asked += attachment.ask_away(left - num_asked)
+        return wnode_pb2.MoveRequestsResponse(num_asked=num_asked)
 
     async def ListSequences(
         self, request: wnode_pb2.ListSequencesRequest, context: Context

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from kernelflume.core.roles import WeightNodeRole
 from kernelflume.runtime.settings import ServiceSettings
 
 
@@ -19,6 +20,10 @@ class WeightNodeSettings(ServiceSettings):
     """Name of this weight node, unique in the cluster."""
     address: str = "127.0.0.1:8200"
     """host:port of the gRPC service; port 0 picks a free one."""
+    role: WeightNodeRole = WeightNodeRole.BOTH
+    """What routers send it: `both`, whole requests and parts of divided ones; `prefill`, prompts, which
+    another node goes on with after the first token; `decode`, only that rest. It is a wish: where no other
+    node serves, this one gets everything."""
     model: str
     """Hugging Face folder, .gguf file, or `smollm2`."""
     served_model_id: str = ""
@@ -60,6 +65,13 @@ class WeightNodeSettings(ServiceSettings):
     spread_tokens: int = Field(default=2048, ge=0)
     """Prompts of at least twice as many tokens are spread over the attention nodes, in ranges of at least so
     many, so that several nodes scan a long context and fill alike; 0 keeps each prompt on one node."""
+    stream_kv_rows: int = Field(default=9, ge=0)
+    """Keys and values of at least so many tokens for one attention node are sent layer by layer, while the
+    next layer is computed; those of fewer, as in decode steps, in one write once all layers are done. 0 sends
+    all so. On a GPU they always are: a layer's write would make the step wait for the layer."""
+    enable_prefix_caching: bool = True
+    """Look the beginnings of prompts up in the pool before computing them, and leave what was computed there
+    for others to find."""
     seed: int = 0
     """Seed of requests that bring none; each then draws its own from it. Also of `dummy` weights."""
     threads: int = Field(default=0, ge=0)
@@ -72,6 +84,12 @@ class WeightNodeSettings(ServiceSettings):
     process is noticed by its closed doorbell; of a dead host only deadlines tell. All nodes need the same."""
     exchange_timeout_s: float = Field(default=20.0, gt=0)
     """Longest wait for an attention node's partials before the node counts as lost."""
+    hold_timeout_s: float = Field(default=15.0, gt=0)
+    """Longest time that a sequence stands still for another weight node before it fails. A router that has
+    none lets it go on much earlier, and one that is gone ends it with its stream."""
+    drain_timeout_s: float = Field(default=2.0, ge=0)
+    """How long requests may still run once the node is to end: routers hand them over to other weight nodes,
+    which takes a step; where there is none, they end here or are cut off."""
     prepare_timeout_s: float = Field(default=20.0, gt=0)
     """Longest time that connecting to an attention node may take."""
     grammar_timeout_s: float = Field(default=10.0, gt=0)

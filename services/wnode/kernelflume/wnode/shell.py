@@ -207,6 +207,7 @@ class Shell:
                 decode_step_s=report.decode_step_s if report else 0.0,
                 num_decode_rows=report.num_decode_rows if report else 0,
                 step_times=report.step_times if report else None,
+                role=self.settings.role,
             ),
         )
 

@@ -37,6 +37,13 @@ class DevicePages:
         # Index arrays apart from each other put the tokens first: [num_tokens, layers, 2, heads, dim].
         _bits(self.pages)[:, pages, :, offsets] = _bits(rows).transpose(0, 1)
 
+    def copy(self, slot: int, to_slot: int, num_tokens: int) -> None:
+        """Copy the first tokens of one page to another, in stream order; both slots are a page's first."""
+        pages = _bits(self.pages)
+        pages[:, to_slot // self.page_tokens, :, :num_tokens] = pages[
+            :, slot // self.page_tokens, :, :num_tokens
+        ]
+
     def gather(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Copy the pages that int64 [num] names: [num, 2, page_tokens, num_kv_heads, head_dim]."""
         return _bits(self.pages)[layer, pages].view(self.pages.dtype)

@@ -53,14 +53,14 @@ def launch_step(link: Link, step: Step, pool: KvPool) -> Stepped:
             table = _planned(link, step, lane, pool.page_tokens, new=frozenset())
             slots = _take_slots(link, lane, pool, failed) if table is not None else np.empty(0, np.int64)
         if table is None:
-            return Stepped(step.step, RowStatus.MISMATCH, pool.allocator.num_free)
+            return Stepped(step.step, RowStatus.MISMATCH, pool.num_free_pages)
         work.append(LaneWork(table, slots))
     device.launch(work, step.step)
     link.stored_last = (
         step.step,
         [entry[0] for lane in step.lanes for entry in lane.entries.tolist() if entry[0] not in failed],
     )
-    return Stepped(step.step, RowStatus.OK, pool.allocator.num_free, tuple(failed))
+    return Stepped(step.step, RowStatus.OK, pool.num_free_pages, tuple(failed))
 
 
 def retract_step(link: Link, step: int, pool: KvPool) -> None:

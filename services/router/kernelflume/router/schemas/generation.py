@@ -18,6 +18,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_TOKEN_IDS = 1 << 20
 """Of one text: more than any context has."""
 MAX_LABELS = 128
+MAX_CACHE_SALT_CHARS = 256
 
 Labels = Annotated[dict[str, str], at_most(MAX_LABELS)]
 
@@ -72,6 +73,8 @@ class GenerationBody(RequestBody):
         default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 10}
     )
     n: int = Field(default=1, ge=1, le=MAX_CHOICES_PER_PROMPT)
+    best_of: int | None = Field(default=None, json_schema_extra=_range(1))
+    """Choices to pick the n best of. As none are made that are not given, only n itself is served."""
     stop: Annotated[tuple[str, ...], WithJsonSchema(_STOP)] = ()
     """Strings that end a choice: at most 16, of at most 1,024 characters each."""
     stop_token_ids: TokenIds = Field(
@@ -96,8 +99,10 @@ class GenerationBody(RequestBody):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     """Give the prompt's and the choices' token ids as well."""
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    """Only requests of one key with the same salt share what was computed of their prompts."""
     user: str | None = None
-    """A label of the caller's own; not used."""
+    """Names the session that the request belongs to, where the header x-session-id does not."""
     metadata: Labels | None = None
     """Labels of the caller's own; not used."""
 
@@ -142,6 +147,14 @@ class GenerationBody(RequestBody):
         if len(value) > MAX_STOP_TOKEN_IDS:
             raise refusal(f"stop_token_ids may have at most {MAX_STOP_TOKEN_IDS} ids, not {len(value)}")
         return tuple(value)
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of is not None and self.best_of != self.n:
+            raise refusal(
+                f"best_of is not supported by this server unless it is n, which is {self.n}", param="best_of"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:

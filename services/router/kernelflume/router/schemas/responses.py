@@ -11,7 +11,7 @@ from kernelflume.core.sampling import MAX_LOGPROBS
 from kernelflume.router import unsupported
 from kernelflume.router.schemas.base import RequestBody, Strict, parse, refusal
 from kernelflume.router.schemas.chat import ChatCompletionRequest
-from kernelflume.router.schemas.generation import Labels  # noqa: TC001 - pydantic reads it
+from kernelflume.router.schemas.generation import MAX_CACHE_SALT_CHARS, Labels
 from kernelflume.router.schemas.messages import MAX_MESSAGES
 from kernelflume.router.schemas.response_items import (
     ITEMS,
@@ -155,8 +155,9 @@ class ResponsesRequest(RequestBody):
     text: TextOptions = TextOptions()
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     user: str | None = None
-    """A label of the caller's own; not used."""
+    """Names the session that the request belongs to, where the header x-session-id does not."""
     metadata: Labels = Field(default_factory=dict)
     """Labels of the caller's own; given back."""
     safety_identifier: str | None = None
@@ -194,6 +195,8 @@ class ResponsesRequest(RequestBody):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.text.format.for_chat(),
             "stream": self.stream,
+            "cache_salt": self.cache_salt,
+            "user": self.user,
         }
         return parse(ChatCompletionRequest, json.dumps(body).encode())
 

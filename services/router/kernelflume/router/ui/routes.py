@@ -59,6 +59,7 @@ def ui_routes(
             write_timeout_s=write_timeout_s,
             slow_reader_timeout_s=slow_reader_timeout_s,
             clock=clock,
+            headers={},
             on_close=collector.leave,
             on_disconnect=_ignore,
         )

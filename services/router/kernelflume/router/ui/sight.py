@@ -11,6 +11,7 @@ import grpc
 from kernelflume.core.errors import KernelFlumeError
 from kernelflume.core.leases import NodeKind
 from kernelflume.core.names import split_name
+from kernelflume.core.roles import WeightNodeRole
 from kernelflume.rpc.channel import PLAINTEXT
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
@@ -51,6 +52,7 @@ class WeightNodeSight:
     """One weight node as the router uses it."""
 
     address: str
+    role: WeightNodeRole = WeightNodeRole.BOTH
     trouble: str | None
     """Why it cannot serve; None when it can."""
     num_requests: int
@@ -111,6 +113,7 @@ class SightReader:
         weights = tuple(
             WeightNodeSight(
                 address=view.address,
+                role=view.role,
                 trouble=self._nodes.node(view.address).trouble,
                 num_requests=view.num_requests,
                 num_tokens=view.num_tokens,

@@ -75,6 +75,7 @@ def weight_section(sight: Sight) -> dict[str, Any]:
             {
                 "id": record.node_id if record is not None else node.address,
                 "address": node.address,
+                "role": node.role,
                 "trouble": node.trouble,
                 "num_tokens": node.num_tokens,
                 "num_requests": node.num_requests,

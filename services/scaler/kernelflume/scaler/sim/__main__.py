@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,16 @@ from kernelflume.core.errors import ConfigurationError, KernelFlumeError
 from kernelflume.runtime.service import EXIT_FAILED, EXIT_REFUSED
 from kernelflume.runtime.yamltext import parse_mapping
 from kernelflume.scaler.sim.bars import bars
+from kernelflume.scaler.sim.calibration import EVERYTHING, FITTED, JUDGED, calibrate
 from kernelflume.scaler.sim.config import config_of, read_text
+from kernelflume.scaler.sim.recordings import read_recording
+from kernelflume.scaler.sim.replay import MEASURED, replay
 from kernelflume.scaler.sim.report import sweep_table, swept_of, table
 from kernelflume.scaler.sim.report_folder import missing, write_report, write_sweep
 from kernelflume.scaler.sim.runs import num_cores, run_many, run_one
 from kernelflume.scaler.sim.simulation import Simulator
 from kernelflume.scaler.sim.sweep import combinations, set_setting
+from kernelflume.scaler.sim.validation import compare, validation_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,6 +111,55 @@ def sweep(
         paths = write_sweep(folder, fields, swept)
         _console().print(sweep_table(swept, f"{config_of(fields).name}: {len(swept)} combinations"))
         _tell_files(folder, len(paths))
+
+
+@app.command()
+def validate(
+    recording: Annotated[
+        Path, typer.Argument(help="Folder that `kernelflume bench --record` made.", metavar="RECORDING")
+    ],
+    *,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=100, help="Percent by which a judged figure may be off.")
+    ] = 10.0,
+    calibrate_by: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fit two figures that the profile lacks to another recording of the same minutes; or, with "
+            "the same one, to every second request: then the others are judged."
+        ),
+    ] = None,
+    weight_node_price: Annotated[
+        float | None, typer.Option(min=0, help="Of the weight node, an hour. [default: an attention node's]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Replay a run that was recorded live, and compare.
+
+    Exit code 0: p99 TPOT, node-seconds and cost are within the tolerance. 1: one is not. 2: no recording.
+    """
+    with _errors_as_exit():
+        recorded = read_recording(recording)
+        judged, fit = EVERYTHING, None
+        if calibrate_by is not None and calibrate_by.resolve() == recording.resolve():
+            judged, fit = JUDGED, calibrate(recorded, FITTED)
+        elif calibrate_by is not None:
+            fit = calibrate(read_recording(calibrate_by))
+        calibration = fit.calibration if fit is not None else MEASURED
+        validation = compare(
+            recorded,
+            replay(recorded, calibration),
+            tolerance=tolerance / 100,
+            weight_node_price=weight_node_price,
+            fit=fit,
+            judged=judged,
+        )
+        if as_json:
+            typer.echo(json.dumps(validation.to_dict(), indent=2))
+        else:
+            _console().print(validation_table(validation))
+    if not validation.is_valid:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _tell_files(folder: Path, num_files: int) -> None:

@@ -67,7 +67,7 @@ class AttentionPoolCluster(Cluster):
         shards = self._nodes.open()
         if not shards:
             return None
-        headroom = int(HEADROOM * engine.capacity_tokens) if engine.running else 1
+        headroom = self._headroom(engine) if engine.running else 1
         missing = residence.context_tokens - residence.held(0)
         while missing + headroom > sum(max(0, shard.room(engine.step)) for shard in shards):
             if not self.evict_idle(engine, sparing=residence.number):
@@ -86,6 +86,10 @@ class AttentionPoolCluster(Cluster):
         added = level_out(below, missing)
         tail = max(below, key=lambda shard: (below[shard] - added[shard], -shard.number))
         return engine, added, tail
+
+    def _headroom(self, engine: Engine) -> int:
+        """Return the tokens that must be left when a turn joins others."""
+        return int(HEADROOM * engine.capacity_tokens)
 
     def make_room(self, engine: Engine) -> None:
         """Move tails off nodes that are full or drain; in a full pool the newest session gives way."""

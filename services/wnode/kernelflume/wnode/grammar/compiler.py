@@ -1,36 +1,40 @@
-"""Compiling grammars beside the engine: in a process of its own, one by one, each within a deadline."""
+"""Compiling grammars beside the engine: in processes of their own, each grammar within a deadline."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import logging
-import multiprocessing
-import os
-import signal
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from kernelflume.core.errors import InvalidRequestError, OverloadedError, UnavailableError
+from kernelflume.wnode.grammar.turns import Turns
+from kernelflume.wnode.grammar.worker import CompilerWorker
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
     from kernelflume.core.grammar import Grammar
 
-logger = logging.getLogger(__name__)
-
-_START_TIMEOUT_S = 120.0
-"""Importing what compiles takes seconds on an idle machine."""
-_MAX_WAITING = 32
+_NUM_WORKERS = 2
+"""One, and one for others while it is busy with a tenant's slow grammar."""
+_MAX_WAITING = 128
+_MAX_WAITING_OF_ONE = 32
 _MAX_CACHED = 256
 _MAX_CACHED_BYTES = 64 * 1024 * 1024
 
 
+class _Job:
+    """One grammar that is compiled or waits to be, for all choices of a request that ask for it."""
+
+    def __init__(self, task: asyncio.Task[bytes]) -> None:
+        self.task = task
+        self.num_callers = 0
+
+
 class GrammarCompiler:
-    """Compiles grammars for one model; used in one event loop. The process starts with the first grammar."""
+    """Compiles grammars for one model, one of a tenant at a time; used in one event loop.
+
+    Processes start when they are needed: the second one when two tenants ask at once.
+    """
 
     def __init__(
         self, folder: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float
@@ -43,19 +47,21 @@ class GrammarCompiler:
             eos_token_ids: tokens that may follow a complete text.
             timeout_s: longest time that one grammar may take.
         """
-        self._folder = folder
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._timeout_s = timeout_s
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
-        self._process: BaseProcess | None = None
-        self._connection: Connection | None = None
+        self._workers = [
+            CompilerWorker(folder, vocab_size=vocab_size, eos_token_ids=eos_token_ids, timeout_s=timeout_s)
+            for _ in range(_NUM_WORKERS)
+        ]
+        self._turns = Turns(_NUM_WORKERS, max_waiting=_MAX_WAITING, max_waiting_of_one=_MAX_WAITING_OF_ONE)
+        self._jobs: dict[tuple[str, Grammar], _Job] = {}
         self._compiled: OrderedDict[Grammar, bytes] = OrderedDict()
         self._num_bytes = 0
 
-    async def compile(self, grammar: Grammar) -> bytes:
+    async def compile(self, grammar: Grammar, tenant: str) -> bytes:
         """Return the compiled grammar, for ``MatcherSource.open``.
+
+        Args:
+            grammar: what to compile.
+            tenant: whom it is for; slow ones of one tenant hold up that tenant.
 
         Raises:
             InvalidRequestError: it cannot be compiled, not in time, or not in a sane amount of memory.
@@ -65,30 +71,38 @@ class GrammarCompiler:
         found = self._cached(grammar)
         if found is not None:
             return found
-        if self._num_waiting >= _MAX_WAITING:
-            raise OverloadedError(f"{self._num_waiting} grammars wait to be compiled", retry_after_s=2.0)
-        self._num_waiting += 1
+        job = self._jobs.get((tenant, grammar))
+        if job is None:
+            job = self._jobs[tenant, grammar] = _Job(asyncio.create_task(self._compile(grammar, tenant)))
+        job.num_callers += 1
         try:
-            async with self._turn:
-                found = self._cached(grammar)
-                if found is not None:
-                    return found
-                # Shielded, for whoever comes next must not talk into an answer that nobody waited for.
-                work = asyncio.create_task(asyncio.to_thread(self._compile, grammar))
-                try:
-                    content = await asyncio.shield(work)
-                except asyncio.CancelledError:
-                    await asyncio.wait([work])
-                    work.exception()
-                    raise
-                self._keep(grammar, content)
-                return content
+            return await asyncio.shield(job.task)
         finally:
-            self._num_waiting -= 1
+            job.num_callers -= 1
+            if not job.num_callers:
+                del self._jobs[tenant, grammar]
+                job.task.cancel()
+
+    async def _compile(self, grammar: Grammar, tenant: str) -> bytes:
+        async with self._turns.turn(tenant) as place:
+            found = self._cached(grammar)
+            if found is not None:
+                return found
+            # Shielded, for whoever comes next must not talk into an answer that nobody waited for.
+            work = asyncio.create_task(asyncio.to_thread(self._workers[place].compile, grammar))
+            try:
+                content = await asyncio.shield(work)
+            except asyncio.CancelledError:
+                await asyncio.wait([work])
+                work.exception()
+                raise
+            self._keep(grammar, content)
+            return content
 
     async def close(self) -> None:
-        """End the process."""
-        self._kill()
+        """End the processes."""
+        for worker in self._workers:
+            worker.close()
 
     def _cached(self, grammar: Grammar) -> bytes | None:
         found = self._compiled.get(grammar)
@@ -104,73 +118,3 @@ class GrammarCompiler:
         ):
             _, dropped = self._compiled.popitem(last=False)
             self._num_bytes -= len(dropped)
-
-    def _compile(self, grammar: Grammar) -> bytes:
-        connection = self._connect()
-        try:
-            connection.send(grammar)
-            if not connection.poll(self._timeout_s):
-                self._kill()
-                raise InvalidRequestError(
-                    f"the {grammar.kind} is too complex: it does not compile within {self._timeout_s:g} s",
-                    parameter=grammar.parameter,
-                )
-            answer: bytes | str = connection.recv()
-        except (EOFError, OSError):
-            logger.warning(
-                "the grammar compiler died of a %s of %d characters", grammar.kind, len(grammar.text)
-            )
-            self._kill()
-            raise InvalidRequestError(
-                f"the {grammar.kind} cannot be compiled", parameter=grammar.parameter
-            ) from None
-        if isinstance(answer, str):
-            raise InvalidRequestError(answer, parameter=grammar.parameter)
-        return answer
-
-    def _connect(self) -> Connection:
-        if self._connection is not None and self._process is not None and self._process.is_alive():
-            return self._connection
-        self._kill()
-        if importlib.util.find_spec("xgrammar") is None:
-            raise InvalidRequestError(
-                "structured output needs the package xgrammar, which this server does not have"
-            )
-        context = multiprocessing.get_context("spawn")
-        connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve,
-            args=(theirs, self._folder, self._vocab_size, self._eos_token_ids, os.getpid()),
-            daemon=True,
-        )
-        self._process.start()
-        theirs.close()
-        try:
-            started = connection.poll(_START_TIMEOUT_S) and connection.recv() == b""
-        except (EOFError, OSError):
-            started = False
-        if not started:
-            connection.close()
-            self._kill()
-            raise UnavailableError("the grammar compiler did not start")
-        self._connection = connection
-        return connection
-
-    def _kill(self) -> None:
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            process.kill()
-            process.join()
-
-
-def _serve(
-    connection: Connection, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], parent_pid: int
-) -> None:
-    # A Ctrl-C reaches every process of the terminal; the shell ends this one in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from kernelflume.wnode.grammar.compiler_process import serve  # noqa: PLC0415 - torch stays out of the shell
-
-    serve(connection, folder, vocab_size, eos_token_ids, parent_pid)

@@ -150,7 +150,8 @@ function updateWeight(card, node, epoch) {
   const serving = node.trouble === null;
   setAttribute(state.node, "class", `badge is-${serving ? "serving" : "not-serving"}`);
   setText(state.text, serving ? "serving" : "not serving");
-  setText(name, node.id);
+  const label = node.role === "both" ? node.id : `${node.id} (${node.role})`;
+  setText(name, label);
   setText(left, plural(node.num_tokens, "token"));
   const behind = node.adopted_epoch !== null && epoch !== null && node.adopted_epoch < epoch;
   setText(right, node.adopted_epoch === null ? "" : `${behind ? "adopting, " : ""}epoch ${count(node.adopted_epoch)}`);
@@ -160,5 +161,5 @@ function updateWeight(card, node, epoch) {
   setText(values[0], count(node.num_running ?? node.num_requests));
   setText(values[1], count(node.num_waiting));
   setText(values[2], milliseconds(node.step_ms));
-  setAttribute(card, "aria-label", `Weight node ${node.id}, ${state.text.textContent}${node.trouble ? `: ${node.trouble}` : ""}, ${plural(node.num_requests, "request")}`);
+  setAttribute(card, "aria-label", `Weight node ${label}, ${state.text.textContent}${node.trouble ? `: ${node.trouble}` : ""}, ${plural(node.num_requests, "request")}`);
 }

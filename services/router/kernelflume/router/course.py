@@ -1,0 +1,284 @@
+"""One choice's course over weight nodes: its runs, and what is learnt from them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kernelflume.core.errors import OverloadedError, UnavailableError
+from kernelflume.core.ranges import SequenceRoute
+from kernelflume.core.resumption import FROM_THE_START, Resumption
+from kernelflume.router.generation import Generation
+from kernelflume.router.loads import RunLoad
+from kernelflume.router.runs import RunSite
+from kernelflume.rpc.codec import resumption_to_proto, sampling_to_proto
+from kernelflume.rpc.v1 import wnode_pb2
+from kernelflume.runtime.clock import Deadline
+
+if TYPE_CHECKING:
+    from kernelflume.core.errors import KernelFlumeError
+    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.router.generation import GenerationObserver
+    from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.placer import Decision, Placer, Prompt
+    from kernelflume.router.weightnodes import WeightNodes
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.runtime.tracing import Headers
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOSSES = 3
+"""Few, so that a request that brings nodes down cannot bring them all down."""
+_LOOK_S = 0.05
+"""Between two looks for a node that can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceJob:
+    """What one choice asks of a weight node."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParameters
+    tenant: str
+    """Whom it is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CourseParts:
+    """What all courses share."""
+
+    nodes: WeightNodes
+    placer: Placer
+    metrics: RouterMetrics
+    clock: Clock
+    request_timeout_s: float
+    """Bound of a choice, all its runs together."""
+    resume_timeout_s: float
+    """Bound of the search for a node that goes on with it."""
+    hand_over_timeout_s: float
+    """Bound of the wait for the first token of a node that a choice moves to."""
+
+
+class Course:
+    """Begins a choice's runs, and another one where a node is lost. Used in one event loop."""
+
+    def __init__(
+        self, parts: CourseParts, job: ChoiceJob, *, observer: GenerationObserver, headers: Headers
+    ) -> None:
+        """Make the course of a choice of which nothing runs yet, in the trace of ``headers``."""
+        self._parts = parts
+        self._job = job
+        self._observer = observer
+        self._headers = headers
+        self._decision: Decision | None = None
+        self._num_losses = 0
+        self._num_runs_after = 0
+        """Runs that began where another one ended or stands still."""
+        self._moved_to = ""
+        self._held_at_s = 0.0
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._failed: set[str] = set()
+        self._deadline = Deadline(parts.clock, parts.request_timeout_s)
+        self._search = Deadline(parts.clock, parts.resume_timeout_s)
+
+    def new_generation(self, arrived: asyncio.Event) -> Generation:
+        """Return what receives the choice's tokens, and sets ``arrived`` with each of them."""
+        return Generation(
+            arrived=arrived,
+            observer=self._observer,
+            on_lost=self._lost,
+            on_held=self._held,
+            on_asked_away=self._asked_away,
+            on_moved=self._moved,
+            on_start=self._started,
+            on_end=self._ended,
+        )
+
+    def begin(self, generation: Generation, decision: Decision) -> None:
+        """Begin a run where a decision says, after what is generated already."""
+        address = decision.placement.prefill
+        if address is None:
+            raise UnavailableError("no weight node can serve now")
+        self._decision = decision
+        nodes, decode = self._parts.nodes, decision.placement.decode
+        node = nodes.node(address)
+        hands_over = decode is not None and decode != address and nodes.serves(decode)
+        load = RunLoad(
+            node.loads,
+            nodes.node(decode).loads if hands_over and decode is not None else node.loads,
+            num_tokens=decision.request.num_prompt_tokens,
+            num_pending_tokens=decision.request.num_new_tokens,
+        )
+        is_resumed = bool(generation.token_ids)
+        self._observer.placed(decision, node_id=node.node_id, is_resumed=is_resumed)
+        generation.begin(
+            partial(
+                node.generate,
+                self._request(generation, is_resumed=is_resumed),
+                timeout_s=max(0.0, self._deadline.remaining_s),
+                headers=self._headers,
+                hands_over=hands_over,
+            ),
+            RunSite(address, node.node_id, load),
+        )
+
+    def _held(self, generation: Generation, route: SequenceRoute) -> None:
+        """Go on elsewhere with a choice that stands still, its keys and values on ``route``."""
+        parts = self._parts
+        address = self._target(generation)
+        if address is None:
+            parts.metrics.hand_overs.labels("no_target").inc()
+            generation.stay()
+            return
+        node = parts.nodes.node(address)
+        num_tokens = len(self._job.prompt.token_ids) + len(generation.token_ids)
+        load = RunLoad(
+            node.loads,
+            node.loads,
+            num_tokens=num_tokens,
+            num_pending_tokens=max(0, num_tokens - 1 - route.num_tokens),
+        )
+        site = RunSite(address, node.node_id, load)
+        self._held_at_s = parts.clock.now()
+        self._giving_up = asyncio.get_running_loop().call_later(
+            parts.hand_over_timeout_s, generation.give_move_up, site
+        )
+        generation.move(
+            partial(
+                node.generate,
+                self._request(generation, is_resumed=True, route=route),
+                timeout_s=max(0.0, self._deadline.remaining_s),
+                headers=self._headers,
+            ),
+            site,
+        )
+
+    def _target(self, generation: Generation) -> str | None:
+        """Return the address of the node that a choice should move to, or None."""
+        site, parts = generation.site, self._parts
+        if site is None:
+            return None
+        planned = None if self._decision is None else self._decision.placement
+        is_divided = planned is not None and planned.is_divided and planned.prefill == site.address
+        decode = planned.decode if planned is not None and is_divided else None
+        if decode is not None and parts.nodes.serves(decode):
+            return decode
+        return self._elsewhere(generation, site.address)
+
+    def _elsewhere(self, generation: Generation, address: str) -> str | None:
+        placement = self._parts.placer.decide(
+            self._job.prompt, num_output_tokens=len(generation.token_ids), failed={address}
+        ).placement
+        return placement.decode or placement.prefill
+
+    def _asked_away(self, generation: Generation) -> None:
+        """Move a choice whose node is to end, where another one serves."""
+        site = generation.site
+        if site is not None and self._elsewhere(generation, site.address) is not None:
+            generation.hand_over()
+
+    def _moved(self, generation: Generation, has_moved: bool) -> None:
+        """Take note of the end of a move."""
+        metrics = self._parts.metrics
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        metrics.hand_overs.labels("moved" if has_moved else "gone_on").inc()
+        if not has_moved or generation.site is None:
+            return
+        metrics.hand_over_seconds.observe(self._parts.clock.now() - self._held_at_s)
+        self._moved_to = generation.site.address
+        if self._decision is not None:
+            self._observer.placed(self._decision, node_id=generation.site.node_id, is_resumed=True)
+
+    def _request(
+        self, generation: Generation, *, is_resumed: bool, route: SequenceRoute | None = None
+    ) -> wnode_pb2.GenerateRequest:
+        job = self._job
+        run_id = job.request_id
+        resumption = FROM_THE_START
+        if is_resumed:
+            # A name of its own: a node that lost only its stream may not have ended the other run yet.
+            self._num_runs_after += 1
+            run_id = f"{run_id}.{self._num_runs_after}"
+            output = tuple(generation.token_ids)
+            resumption = Resumption(output, generation.random_key, route or SequenceRoute())
+        return wnode_pb2.GenerateRequest(
+            request_id=run_id,
+            prompt_token_ids=job.prompt.token_ids,
+            sampling=sampling_to_proto(job.sampling),
+            cache_salt=job.prompt.salt,
+            resumption=resumption_to_proto(resumption),
+            tenant=job.tenant,
+        )
+
+    def _started(self, generation: Generation) -> None:
+        """Learn from the first token."""
+        if self._decision is None or generation.site is None:
+            return
+        parts, prompt, num_cached = self._parts, self._job.prompt, generation.num_cached_tokens
+        num_tokens = len(prompt.token_ids)
+        parts.metrics.count_prompt(
+            node_id=generation.site.node_id,
+            request_class=parts.placer.class_of(num_tokens - num_cached),
+            num_tokens=num_tokens,
+            num_cached_tokens=num_cached,
+            num_expected_tokens=self._decision.request.num_cached_tokens,
+        )
+        parts.placer.started(prompt, address=self._home, num_cached_tokens=num_cached)
+
+    def _ended(self, generation: Generation) -> None:
+        self._parts.placer.ended(self._job.prompt, generation.token_ids, address=self._home)
+
+    @property
+    def _home(self) -> str:
+        """Address of the node that the next turn should go to."""
+        return (
+            self._moved_to or (self._decision.placement.decode if self._decision is not None else None) or ""
+        )
+
+    def _lost(self, generation: Generation, error: KernelFlumeError) -> asyncio.Task[None] | None:
+        """Go on elsewhere, if the error is one of the node and not of the request."""
+        is_refused = isinstance(error, OverloadedError) and self._num_losses > 0 and generation.is_run_silent
+        if isinstance(error, UnavailableError):
+            self._num_losses += 1
+        elif not is_refused:
+            return None
+        if self._num_losses > _MAX_LOSSES:
+            return None
+        if not generation.is_run_silent:
+            self._failed.clear()
+            self._search = Deadline(self._parts.clock, self._parts.resume_timeout_s)
+        if generation.site is not None:
+            self._failed.add(generation.site.address)
+        return asyncio.create_task(self._resume(generation, error))
+
+    async def _resume(self, generation: Generation, error: KernelFlumeError) -> None:
+        parts, num_told = self._parts, len(generation.token_ids)
+        while True:
+            decision = parts.placer.decide(self._job.prompt, num_output_tokens=num_told, failed=self._failed)
+            if decision.placement.prefill is not None:
+                break
+            if self._search.expired:
+                parts.metrics.resumptions.labels("given_up").inc()
+                generation.fail(error)
+                return
+            await asyncio.sleep(_LOOK_S)
+            # Whoever failed may be back: a stream that broke is made anew.
+            self._failed.clear()
+        logger.warning(
+            "a choice goes on elsewhere: %s",
+            error,
+            extra={
+                "choice_id": self._job.request_id,
+                "num_tokens": num_told,
+                "weight_node": decision.placement.prefill,
+            },
+        )
+        parts.metrics.count_placement(decision)
+        parts.metrics.resumptions.labels("resumed").inc()
+        self.begin(generation, decision)

@@ -1,0 +1,163 @@
+"""Naming what sequences have computed, so that others find it (ADR 17), and freeing it once it is named."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernelflume.core.errors import PeerLostError
+from kernelflume.transport.wire import BLOCK_DTYPE, MAX_BLOCKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Items
+
+    from kernelflume.runtime.clock import Clock
+    from kernelflume.transport.wire import Published
+    from kernelflume.wnode.link import Link
+    from kernelflume.wnode.links import LinkTable
+    from kernelflume.wnode.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN = 512
+"""Notices that may wait for an answer, far fewer than a node takes before it drops the link: what more there
+is to name is not worth the wait."""
+
+
+@dataclass(slots=True)
+class _Naming:
+    """Names of one sequence that one node was told and has not answered."""
+
+    link: Link
+    sequence_id: int
+    number: int
+    """Of the first of them."""
+    deadline_s: float
+    num_open: int = 0
+    ends: bool = False
+    """True when the sequence is to be freed after it."""
+
+
+class Publisher:
+    """What was published and is not answered. Owned by the step loop's thread."""
+
+    def __init__(self, links: LinkTable, clock: Clock, *, timeout_s: float) -> None:
+        """Begin without any; a node that answers nothing for ``timeout_s`` is not waited for."""
+        self._links = links
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._open: dict[tuple[str, int], _Naming] = {}
+        """By node name and sequence."""
+        self.last_number = 0
+        """Of the latest names; they are numbered from 1."""
+
+    @property
+    def _num_open(self) -> int:
+        return sum(naming.num_open for naming in self._open.values())
+
+    def has_settled(self, number: int) -> bool:
+        """True when the names up to this number are answered, so that who asks for them finds them."""
+        return all(naming.number > number for naming in self._open.values())
+
+    def publish(self, sequence: Sequence, keys: Items[bytes], page_tokens: int) -> None:
+        """Name a running sequence's full blocks that have no names yet.
+
+        Args:
+            sequence: the sequence.
+            keys: of its full blocks, in order, at least those that are computed.
+            page_tokens: tokens of a block.
+        """
+        begin, end = sequence.num_named // page_tokens, sequence.num_computed // page_tokens
+        blocks: dict[str, list[int]] = {}
+        for owned in sequence.route.ranges:
+            first = max(begin, owned.tokens.start // page_tokens)
+            blocks.setdefault(owned.node_id, []).extend(
+                range(first, min(end, owned.tokens.end // page_tokens))
+            )
+        sequence.num_named = max(begin, end) * page_tokens
+        if self._num_open >= MAX_OPEN:
+            return
+        for node_id, numbers in blocks.items():
+            link = self._links.of_node(node_id)
+            if link is not None and numbers:
+                self._send(link, sequence.sequence_id, _blocks_of(numbers, keys, page_tokens))
+
+    def publish_rest(self, sequence: Sequence, key: bytes, page_tokens: int) -> None:
+        """Name a sequence's last block, which is not full, by the key of exactly what is computed."""
+        link = self._links.of_node(sequence.route.ranges[-1].node_id)
+        if link is not None and len(self._open) <= MAX_OPEN:
+            num_tokens = sequence.num_computed % page_tokens
+            block = (key, sequence.num_computed - num_tokens, num_tokens)
+            self._send(link, sequence.sequence_id, np.array([block], BLOCK_DTYPE))
+
+    def release(self, sequence: Sequence) -> None:
+        """Free a sequence's pages on every node that has or is being sent some, once its names are known."""
+        for node_id in sequence.route.node_ids:
+            link = self._links.of_node(node_id)
+            if link is None:
+                continue
+            naming = self._open.get((link.node_name, sequence.sequence_id))
+            if naming is None:
+                _free(link, sequence.sequence_id)
+            else:
+                naming.ends = True
+                link.num_endings += 1
+
+    def take_published(self, link: Link, notice: Published) -> None:
+        """Take in that a node knows names."""
+        naming = self._open.get((link.node_name, notice.sequence))
+        if naming is None:  # it was not waited for
+            return
+        naming.num_open -= 1
+        if not naming.num_open:
+            self._close(naming)
+
+    def advance(self) -> None:
+        """Wait no longer for what is late."""
+        now = self._clock.now()
+        for naming in [naming for naming in self._open.values() if naming.deadline_s <= now]:
+            self._close(naming)
+
+    def forget(self, node_name: str) -> None:
+        """Expect nothing more of a node whose link was closed."""
+        for key in [key for key in self._open if key[0] == node_name]:
+            del self._open[key]
+
+    def _send(self, link: Link, sequence_id: int, blocks: np.ndarray) -> None:
+        key = (link.node_name, sequence_id)
+        self.last_number += 1
+        naming = self._open.setdefault(key, _Naming(link, sequence_id, self.last_number, 0.0))
+        naming.deadline_s = self._clock.now() + self._timeout_s
+        try:
+            for first in range(0, len(blocks), MAX_BLOCKS):
+                link.send_publish(sequence_id, blocks[first : first + MAX_BLOCKS])
+                naming.num_open += 1
+        except PeerLostError as error:  # the next step's exchange tells what that means
+            logger.warning("%s", error)
+            if not naming.num_open:
+                del self._open[key]
+
+    def _close(self, naming: _Naming) -> None:
+        del self._open[naming.link.node_name, naming.sequence_id]
+        if naming.ends:
+            naming.link.num_endings -= 1
+            _free(naming.link, naming.sequence_id)
+
+
+def _blocks_of(numbers: list[int], keys: Items[bytes], page_tokens: int) -> np.ndarray:
+    """Return [num_blocks] of BLOCK_DTYPE for full blocks."""
+    blocks = np.empty(len(numbers), BLOCK_DTYPE)
+    blocks["key"] = np.frombuffer(b"".join(keys[number] for number in numbers), BLOCK_DTYPE["key"])
+    blocks["start"] = np.array(numbers) * page_tokens
+    blocks["num_tokens"] = page_tokens
+    return blocks
+
+
+def _free(link: Link, sequence_id: int) -> None:
+    try:
+        link.send_free([sequence_id])
+    except PeerLostError as error:
+        logger.warning("%s", error)

@@ -1,0 +1,218 @@
+"""A choice's runs, whatever weight nodes and clients do: each is counted out, and the end is told once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelflume.core.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    KernelFlumeError,
+    OverloadedError,
+    UnavailableError,
+)
+from kernelflume.core.ranges import SequenceRoute
+from kernelflume.core.sampling import SamplingParameters
+from kernelflume.router.course import ChoiceJob, Course, CourseParts
+from kernelflume.router.loads import Load, LoadBook
+from kernelflume.router.metrics import RouterMetrics
+from kernelflume.router.placement.nodes import WeightNodeView
+from kernelflume.router.placer import Placer, Prompt
+from kernelflume.router.settings import PlacementSettings
+from kernelflume.rpc.v1 import wnode_pb2
+from kernelflume.runtime.clock import MonotonicClock
+
+if TYPE_CHECKING:
+    from kernelflume.router.attachment import Receiver
+    from kernelflume.router.weightnodes import WeightNodes
+
+ERRORS: dict[str, KernelFlumeError] = {
+    "lost": UnavailableError("gone"),
+    "full": OverloadedError("full", retry_after_s=1.0),
+    "bad": InvalidRequestError("bad"),
+    "late": DeadlineError("late"),
+}
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *("token", "key", "finish", "abort", *ERRORS, "source_lost", "close", "fail", "turn", "take"),
+                *("away", "back", "move", "held", "asked_away"),
+            ]
+        ),
+        st.integers(0, 9),
+    ),
+    max_size=25,
+)
+
+
+class FakeRun:
+    """A run as the router controls it; what happens to it is the test's to say."""
+
+    def __init__(self, node: FakeNode, receiver: Receiver) -> None:
+        self.node = node
+        self.receiver = receiver
+        self.is_held = False
+
+    def cancel(self) -> None:
+        self.end(UnavailableError("cancelled"))
+
+    def hand_over(self) -> None:
+        return
+
+    def go_on(self) -> None:
+        self.is_held = False
+
+    def end(self, error: KernelFlumeError | None) -> None:
+        if self in self.node.runs:
+            self.node.runs.remove(self)
+            self.receiver.ended(error)
+
+
+class FakeNode:
+    """Takes runs; one that is away refuses them at once."""
+
+    def __init__(self, address: str) -> None:
+        self.address = self.node_id = address
+        self.loads = LoadBook()
+        self.is_away = False
+        self.runs: list[FakeRun] = []
+        self.requests: list[wnode_pb2.GenerateRequest] = []
+
+    def generate(self, request: wnode_pb2.GenerateRequest, receiver: Receiver, **_: Any) -> FakeRun:
+        self.requests.append(request)
+        run = FakeRun(self, receiver)
+        if self.is_away:
+            receiver.ended(ERRORS["lost"])
+        else:
+            self.runs.append(run)
+        return run
+
+
+class FakeNodes:
+    def __init__(self) -> None:
+        self.all = {address: FakeNode(address) for address in "ab"}
+
+    def views(self) -> list[WeightNodeView]:
+        return [
+            WeightNodeView(address=a, serving=True, num_requests=0, num_tokens=0, queue_full=False)
+            for a in self.all
+        ]
+
+    def node(self, address: str) -> FakeNode:
+        return self.all[address]
+
+    def serves(self, address: str) -> bool:
+        return address in self.all
+
+    def block_tokens(self) -> int:
+        return 4
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.ends: list[bool] = []
+        self.num_tokens = 0
+
+    def placed(self, decision: Any, **_: Any) -> None: ...
+
+    def started(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+
+    def received(self, num_tokens: int, seconds: float) -> None:
+        self.num_tokens += num_tokens
+
+    def ended(self, *, was_started: bool) -> None:
+        self.ends.append(was_started)
+
+
+def act(nodes: FakeNodes, generation: Any, action: str, number: int) -> None:
+    runs = [run for node in nodes.all.values() for run in node.runs]
+    speaking = next((run for run in runs if not run.is_held), None)
+    held = next((run for run in runs if run.is_held), None)
+    match action:
+        case "away" | "back":
+            nodes.all["b"].is_away = action == "away"
+        case "close":
+            generation.close()
+        case "fail":
+            generation.fail(ERRORS["late"])
+        case "move":
+            generation.hand_over()
+        case "take":
+            with contextlib.suppress(KernelFlumeError):
+                generation.take()
+        case "source_lost" if held is not None:
+            held.end(ERRORS["lost"])
+        case _ if speaking is not None:
+            speak(speaking, action, number, can_hold=held is None and bool(generation.token_ids))
+
+
+def speak(run: FakeRun, action: str, number: int, *, can_hold: bool) -> None:
+    receiver = run.receiver
+    if action == "token":
+        receiver.token(number, 0.0)
+    elif action == "key":
+        receiver.event(wnode_pb2.GenerateEvent(token_ids=[number], random_key=number), 0.0)
+    elif action == "asked_away":
+        receiver.asked_away()
+    elif action == "held" and can_hold:
+        run.is_held = True
+        receiver.held(SequenceRoute())
+    elif action in ERRORS:
+        run.end(ERRORS[action])
+    elif action in {"finish", "abort"}:
+        reason = "length" if action == "finish" else "abort"
+        receiver.event(wnode_pb2.GenerateEvent(token_ids=[number], finish_reason=reason), 0.0)
+        run.end(None)
+
+
+@given(ACTIONS)
+def test_whatever_happens_nothing_is_left_and_the_end_is_told_once(actions: list[tuple[str, int]]) -> None:
+    asyncio.run(_run(actions))
+
+
+async def _run(actions: list[tuple[str, int]]) -> None:
+    nodes, observer, clock = FakeNodes(), Observer(), MonotonicClock()
+    known = cast("WeightNodes", nodes)
+    placer = Placer(PlacementSettings(), known, clock)
+    parts = CourseParts(
+        nodes=known,
+        placer=placer,
+        metrics=RouterMetrics("m", nodes.views),
+        clock=clock,
+        request_timeout_s=60.0,
+        resume_timeout_s=0.0,
+        hand_over_timeout_s=60.0,
+    )
+    prompt = Prompt(range(20), session=b"s")
+    job = ChoiceJob("r", prompt, SamplingParameters(temperature=0.5, max_tokens=100))
+    course = Course(parts, job, observer=observer, headers=())
+    generation = course.new_generation(asyncio.Event())
+    course.begin(generation, placer.decide(prompt))
+    for action, number in actions:
+        if action == "turn":
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        else:
+            act(nodes, generation, action, number)
+        books = [node.loads.own for node in nodes.all.values()]
+        assert sum(own.num_requests for own in books) <= 2
+    generation.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert [node.loads.own for node in nodes.all.values()] == [Load(), Load()]
+    assert not any(node.runs for node in nodes.all.values())
+    assert observer.ends == [bool(generation.token_ids)]
+    assert observer.num_tokens == len(generation.token_ids)
+    # Each run was told all tokens of those before it.
+    for node in nodes.all.values():
+        for request in node.requests:
+            told = list(request.resumption.output_token_ids)
+            assert told == generation.token_ids[: len(told)]
