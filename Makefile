@@ -15,10 +15,10 @@ PYTEST_ARGS ?=
 SERVICES := $(wildcard services/*/kernelflume)
 SOURCES := libs/kernelflume $(SERVICES) $(wildcard benchmarks) scripts tests
 
-.PHONY: help setup serve test check fmt proto clean
+.PHONY: help setup serve test check fmt proto reproduction clean
 
 help: ## show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The script leaves a stamp when it is done; a stamp older than what the setup was made from makes it run again.
 $(VENV)/.setup-%: pyproject.toml requirements/constraints.txt scripts/setup.sh
@@ -45,6 +45,9 @@ fmt: $(VENV)/.setup-dev ## format, and fix what can be fixed by itself
 
 proto: $(VENV)/.setup-dev ## generate the gRPC code anew
 	$(BIN)/python scripts/generate_protos.py
+
+reproduction: $(VENV)/.setup-dev ## simulate the paper's sections 6.2 to 6.5 anew, and write docs/reproduction.md
+	$(BIN)/python -m benchmarks.reproduction
 
 clean: ## remove everything that was generated, the environment too
 	rm -rf $(VENV) build dist logs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,7 +11,7 @@ from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
 from kernelflume.scaler.sim.prefix_cache import PrefixCache
-from kernelflume.scaler.sim.runs import run_many
+from kernelflume.scaler.sim.runs import run_many, run_one
 from kernelflume.scaler.sim.sessions import Session, Turn
 from kernelflume.scaler.sim.strategy_settings import KernelFlume
 from kernelflume.scaler.sim.sweep import combinations, spread
@@ -261,7 +261,10 @@ def test_configurations_run_in_processes_as_in_one(folder: Path) -> None:
         for seed in (1, 2, 3)
     ]
     costs = [
-        [[one.cost_usd for one in results] for results in run_many(configs, folder, num_processes=count)]
+        [
+            [one.cost_usd for one in results]
+            for _, results in run_many(configs, folder, num_processes=count, task=run_one)
+        ]
         for count in (1, 2)
     ]
     assert costs[0] == costs[1]

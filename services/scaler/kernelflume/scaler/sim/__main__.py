@@ -10,26 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernelflume.core.errors import ConfigurationError, KernelFlumeError
 from kernelflume.runtime.service import EXIT_FAILED, EXIT_REFUSED
 from kernelflume.runtime.yamltext import parse_mapping
-from kernelflume.scaler.sim import plots
+from kernelflume.scaler.sim.bars import bars
 from kernelflume.scaler.sim.calibration import EVERYTHING, FITTED, JUDGED, calibrate
 from kernelflume.scaler.sim.config import config_of, read_text
 from kernelflume.scaler.sim.recordings import read_recording
 from kernelflume.scaler.sim.replay import MEASURED, replay
-from kernelflume.scaler.sim.report import fields_of, flat, table, write_report, write_rows
-from kernelflume.scaler.sim.runs import num_cores, run_many
+from kernelflume.scaler.sim.report import sweep_table, swept_of, table
+from kernelflume.scaler.sim.report_folder import missing, write_report, write_sweep
+from kernelflume.scaler.sim.runs import num_cores, run_many, run_one
 from kernelflume.scaler.sim.simulation import Simulator
-from kernelflume.scaler.sim.sweep import combinations, set_setting, spread
+from kernelflume.scaler.sim.sweep import combinations, set_setting
 from kernelflume.scaler.sim.validation import compare, validation_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernelflume.scaler.sim.result import Result
 
 _PIPE_COLUMNS = 220
 
@@ -73,14 +72,14 @@ def run(
         if seed is not None:
             fields["seed"] = seed
         simulator = Simulator(config_of(fields), config.parent)
-        results = _run_all(simulator, simulator.config.name)
+        with bars(simulator.config.name, 1) as shown:
+            results = shown.run_all(simulator)
         folder = output or Path(simulator.config.name)
         paths = write_report(folder, simulator, results)
-        if plots.is_available():
-            paths += plots.write_plots(folder, results, slo_s=simulator.config.tpot_slo_s)
-        out = _console()
-        out.print(table(results, f"{simulator.config.name}: SLO {simulator.config.tpot_slo_s * 1e3:g} ms"))
-        out.print(f"{len(paths)} files in {folder}", highlight=False)
+        _console().print(
+            table(results, f"{simulator.config.name}: SLO {simulator.config.tpot_slo_s * 1e3:g} ms")
+        )
+        _tell_files(folder, len(paths))
 
 
 @app.command()
@@ -97,26 +96,21 @@ def sweep(
     with _errors_as_exit():
         fields = _fields(config, setting)
         several = list(combinations(fields))
-        rows: list[dict[str, Any]] = []
         runs = run_many(
             [combination for _, combination in several],
             config.parent,
             num_processes=processes or num_cores(),
+            task=run_one,
         )
-        with _progress() as progress:
-            task = progress.add_task(config.stem, total=len(several))
-            for (chosen, _), results in zip(several, runs, strict=True):
-                words = ", ".join(f"{name} {value}" for name, value in chosen.items())
-                _console().print(table(results, words))
-                rows += [{**spread(chosen), **flat(fields_of(result))} for result in results]
-                progress.advance(task)
+        swept = []
+        with bars(config.stem, len(several)) as shown:
+            for (chosen, _), (facts, results) in zip(several, runs, strict=True):
+                swept.append(swept_of(chosen, facts, results))
+                shown.advance()
         folder = output or Path(f"{config_of(fields).name}-sweep")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_rows(folder / "sweep.csv", rows)
-        except OSError as error:
-            raise ConfigurationError(f"{folder}: {error}") from error
-        _console().print(f"{len(rows)} rows in {folder / 'sweep.csv'}", highlight=False)
+        paths = write_sweep(folder, fields, swept)
+        _console().print(sweep_table(swept, f"{config_of(fields).name}: {len(swept)} combinations"))
+        _tell_files(folder, len(paths))
 
 
 @app.command()
@@ -168,6 +162,12 @@ def validate(
         raise typer.Exit(EXIT_FAILED)
 
 
+def _tell_files(folder: Path, num_files: int) -> None:
+    _console().print(f"{num_files} files in {folder}", highlight=False)
+    if (lacking := missing()) is not None:
+        Console(stderr=True).print(lacking, markup=False, highlight=False, soft_wrap=True)
+
+
 def _fields(config: Path, setting: list[str] | None) -> dict[str, Any]:
     """Return the configuration's settings with those of the command line in their place."""
     fields = parse_mapping(read_text(config))
@@ -177,26 +177,6 @@ def _fields(config: Path, setting: list[str] | None) -> dict[str, Any]:
             raise ConfigurationError(f"--set {words}: needs NAME=VALUE")
         set_setting(fields, name.strip(), parse_mapping(f"value: {text}")["value"])
     return fields
-
-
-def _run_all(simulator: Simulator, title: str) -> list[Result]:
-    with _progress() as progress:
-        results = []
-        for strategy in simulator.config.strategies:
-            task = progress.add_task(f"{title}: {strategy.name}", total=1.0)
-
-            def told(share: float, task: Any = task) -> None:
-                progress.update(task, completed=share)
-
-            results.append(simulator.run(strategy, told))
-            progress.update(task, completed=1.0)
-    return results
-
-
-def _progress() -> Progress:
-    """Return bars on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _console() -> Console:

@@ -1,40 +1,103 @@
-"""What is written of a simulation: tables for the terminal, CSV and JSON files, and what was assumed."""
+"""What is shown of simulations: tables for the terminal, rows for CSV, and what they rest on."""
 
 from __future__ import annotations
 
-import csv
-import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from kernelflume.core.errors import ConfigurationError
+from kernelflume.scaler.sim.plots import Point, points_of
+from kernelflume.scaler.sim.sweep import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     from kernelflume.scaler.sim.result import Result
     from kernelflume.scaler.sim.simulation import Simulator
 
-_COLUMNS = (
+COLUMNS = (
     "strategy", "layout", "$/Mtok", "cost $", "GPU-hours", "most GPUs", "step p50 ms", "step p99 ms",
     "steps in SLO %", "token p99 ms", "tokens in SLO %", "waits", "put aside", "refused", "changes",
 )  # fmt: skip
+TEXT_COLUMNS = 2
+"""So many of the first ones are words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """One combination of a sweep; timelines are not kept."""
+
+    chosen: dict[str, Any]
+    """Its settings, each by itself."""
+    facts: dict[str, Any]
+    rows: tuple[tuple[str, ...], ...]
+    """Cells of the table."""
+    results: tuple[dict[str, Any], ...]
+    points: tuple[Point, ...]
+
+    @property
+    def words(self) -> str:
+        """The settings, for people."""
+        return words_of(self.chosen)
+
+
+def words_of(chosen: Mapping[str, Any]) -> str:
+    """Return the settings of a combination in words."""
+    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in spread(chosen).items())
+
+
+def swept_of(chosen: dict[str, Any], facts: dict[str, Any], results: Sequence[Result]) -> Swept:
+    """Keep what a sweep shows of one combination.
+
+    Args:
+        chosen: its settings.
+        facts: what ``describe`` says of it.
+        results: of its strategies.
+    """
+    return Swept(
+        chosen=spread(chosen),
+        facts=facts,
+        rows=tuple(cells(result) for result in results),
+        results=tuple(fields_of(result) for result in results),
+        points=tuple(points_of(results, words_of(chosen))),
+    )
 
 
 def table(results: Sequence[Result], title: str) -> Table:
     """Return the results as a table, a strategy a line."""
+    return _table(title, COLUMNS, TEXT_COLUMNS, [cells(result) for result in results])
+
+
+def sweep_table(swept: Sequence[Swept], title: str) -> Table:
+    """Return all combinations as one table, which begins with their settings."""
+    names, rows = sweep_rows(swept)
+    head = (*(name.rpartition(".")[2] for name in names), *COLUMNS)
+    return _table(title, head, len(names) + TEXT_COLUMNS, rows)
+
+
+def sweep_rows(swept: Sequence[Swept]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the names of the settings and the rows of a sweep's table, which begin with their values.
+
+    Where combinations differ in which settings they change, these are one column of words.
+    """
+    names = list(swept[0].chosen)
+    if any(list(one.chosen) != names for one in swept):
+        return ["settings"], [(one.words or "as configured", *row) for one in swept for row in one.rows]
+    return names, [(*map(str, one.chosen.values()), *row) for one in swept for row in one.rows]
+
+
+def _table(title: str, head: Sequence[str], num_texts: int, rows: Sequence[Sequence[str]]) -> Table:
     shown = Table(title=title, title_justify="left")
-    for index, name in enumerate(_COLUMNS):
-        shown.add_column(name, justify="left" if index < 2 else "right", overflow="fold")
-    for result in results:
-        shown.add_row(*_cells(result))
+    for index, name in enumerate(head):
+        shown.add_column(name, justify="left" if index < num_texts else "right", overflow="fold")
+    for row in rows:
+        shown.add_row(*row)
     return shown
 
 
-def _cells(result: Result) -> tuple[str, ...]:
+def cells(result: Result) -> tuple[str, ...]:
+    """Return a result's row of a table, the columns being ``COLUMNS``."""
     return (
         result.strategy,
         result.layout,
@@ -61,34 +124,6 @@ def fields_of(result: Result) -> dict[str, Any]:
     return fields
 
 
-def write_report(folder: Path, simulator: Simulator, results: Sequence[Result]) -> list[Path]:
-    """Write all files of a run; return their paths.
-
-    Raises:
-        ConfigurationError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        summary = folder / "results.json"
-        facts = {
-            "config": simulator.config.model_dump(mode="json"),
-            "facts": describe(simulator),
-            "results": [fields_of(result) for result in results],
-        }
-        summary.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        paths = [summary, folder / "results.csv"]
-        write_rows(paths[1], [flat(fields_of(result)) for result in results])
-        for result in results:
-            samples = folder / f"timeline-{result.strategy}.csv"
-            write_rows(samples, [asdict(sample) for sample in result.timeline.samples])
-            changes = folder / f"changes-{result.strategy}.csv"
-            write_rows(changes, [asdict(change) for change in result.timeline.changes])
-            paths += [samples, changes]
-    except OSError as error:
-        raise ConfigurationError(f"{folder}: {error}") from error
-    return paths
-
-
 def describe(simulator: Simulator) -> dict[str, Any]:
     """Return what a result rests on: sizes, which kernels were measured, prices with their sources."""
     config, demand = simulator.config, simulator.demand
@@ -112,13 +147,3 @@ def flat(fields: dict[str, Any]) -> dict[str, Any]:
         if isinstance(values, dict):
             row.update({f"{name}.{key}": value for key, value in values.items()})
     return row
-
-
-def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as CSV; columns are those of all rows, in the order in which they come up."""
-    rows = list(rows)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="")
-        writer.writeheader()
-        writer.writerows(rows)

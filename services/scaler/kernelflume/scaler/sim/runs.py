@@ -5,27 +5,35 @@ from __future__ import annotations
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from kernelflume.scaler.sim.report import describe
 from kernelflume.scaler.sim.simulation import Simulator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from kernelflume.scaler.sim.config import SimulationConfig
     from kernelflume.scaler.sim.result import Result
 
+_Ran = TypeVar("_Ran")
+
 
 def run_many(
-    configs: Sequence[SimulationConfig], folder: Path, *, num_processes: int
-) -> Iterator[list[Result]]:
-    """Run every strategy of each configuration; yield the results in the order of the configurations.
+    configs: Sequence[SimulationConfig],
+    folder: Path,
+    *,
+    num_processes: int,
+    task: Callable[[SimulationConfig, Path], _Ran],
+) -> Iterator[_Ran]:
+    """Run each configuration; yield what comes of them in their order.
 
     Args:
         configs: what to run.
         folder: that their paths are relative to.
         num_processes: to run them in; with 1 they run in this one.
+        task: runs one configuration, as ``run_one`` does; a function of a module.
 
     Raises:
         ConfigurationError: one of them does not fit its hardware, or a file of it cannot be read.
@@ -33,11 +41,11 @@ def run_many(
     num_processes = min(num_processes, len(configs))
     if num_processes <= 1:
         for config in configs:
-            yield run_one(config, folder)
+            yield task(config, folder)
         return
     # Forked from a process without threads: not from this one, which shows progress.
     with ProcessPoolExecutor(num_processes, mp_context=get_context("forkserver")) as executor:
-        futures = [executor.submit(run_one, config, folder) for config in configs]
+        futures = [executor.submit(task, config, folder) for config in configs]
         try:
             for future in futures:
                 yield future.result()
@@ -46,10 +54,10 @@ def run_many(
                 future.cancel()
 
 
-def run_one(config: SimulationConfig, folder: Path) -> list[Result]:
-    """Run every strategy of one configuration."""
+def run_one(config: SimulationConfig, folder: Path) -> tuple[dict[str, Any], list[Result]]:
+    """Run every strategy of one configuration; return what it rests on, and the results."""
     simulator = Simulator(config, folder)
-    return [simulator.run(strategy) for strategy in config.strategies]
+    return describe(simulator), [simulator.run(strategy) for strategy in config.strategies]
 
 
 def num_cores() -> int:

@@ -1,0 +1,198 @@
+"""The page that sets claims beside figures, as Markdown. Pure: the same rows give the same page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.reproduction.claims import Quoted
+from benchmarks.reproduction.verdict import Verdict
+
+from kernelflume.scaler.sim.assumptions import assumptions
+from kernelflume.scaler.sim.sweep import spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from benchmarks.reproduction.claims import Claim, Claims
+    from benchmarks.reproduction.verdict import Judged, Trial
+
+_TITLES = {
+    "6.2": "Online elasticity and scalability",
+    "6.3": "Asynchronous kernel execution",
+    "6.4": "End-to-end elasticity",
+    "6.5": "Simulation",
+}
+_CONFIGS = "examples/paper"
+_HEAD = """\
+# The paper's claims and our figures
+
+<!-- By `make reproduction`, from benchmarks/reproduction and benchmarks/results/reproduction.json. -->
+
+Every claim of sections 6.2 to 6.5 of [the paper](paper.md) beside a figure of this project: simulated by
+[`kernelflume sim`](simulator.md), or measured, as [benchmarks/results](../benchmarks/results/) says.
+`make reproduction` simulates everything anew and writes this page; the same seeds give the same page.
+
+A verdict is computed: all our figures have to lie in the paper's range, widened by {tolerance} of the figure,
+which is {source}, or by what is said below the table. Cuts of cost
+are compared as the cost that is left. No constant of the simulator was chosen to meet a claim; what was
+assumed is [listed below](#what-is-assumed).
+"""
+_EXPERIMENTS = """\
+All rows are in [reproduction.json](../benchmarks/results/reproduction.json). `kernelflume sim sweep` on a
+configuration gives its rows, with plots and a report."""
+_MOST_GROUPS = 12
+"""Rows of an experiment's table: longer ones are in the JSON file alone."""
+
+
+def render(claims: Claims, judged: Sequence[Judged], grid: Mapping[str, Any]) -> str:
+    """Return the whole page."""
+    parts = [
+        _head(claims, judged),
+        *(_section(section, list(own), claims) for section, own in groupby(judged, _section_of)),
+        _experiments(claims, grid),
+        _assumptions(),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _section_of(one: Judged) -> str:
+    return one.claim.section
+
+
+def _head(claims: Claims, judged: Sequence[Judged]) -> str:
+    counts = Counter(one.verdict for one in judged)
+    rows = [(verdict.value, str(counts[verdict])) for verdict in Verdict if counts[verdict]]
+    text = _HEAD.format(tolerance=f"{100 * claims.tolerance:g} %", source=claims.tolerance_source)
+    return f"{text}\n{_table(('verdict', 'claims'), rows)}"
+
+
+def _section(section: str, judged: Sequence[Judged], claims: Claims) -> str:
+    rows = [
+        (f"[{one.claim.claim}](#{one.claim.name})" if _has_more(one) else one.claim.claim, one.claim.paper,
+         _figures(one.claim, one.values), _source(one.claim, claims), _bold(one.verdict))
+        for one in judged
+    ]  # fmt: skip
+    table = _table(("claim", "paper", "here", "from", "verdict"), rows)
+    more = [_more(one, claims) for one in judged if _has_more(one)]
+    return "\n\n".join([f"## {section} {_TITLES[section]}", table, *more])
+
+
+def _has_more(one: Judged) -> bool:
+    return bool(one.claim.reading) or one.verdict is not Verdict.REPRODUCED
+
+
+def _more(one: Judged, claims: Claims) -> str:
+    claim = one.claim
+    parts = [f'<a id="{claim.name}"></a>**{claim.claim}: {one.verdict}.** {claim.reading}'.strip()]
+    if one.verdict is not Verdict.REPRODUCED and claim.why:
+        parts.append(claim.why)
+    met = [trial for trial in one.trials if trial.holds]
+    if met:
+        parts.append("It holds where " + ", or where ".join(_words(trial, claims) for trial in met) + ".")
+    text = " ".join(" ".join(part.split()) for part in parts)
+    return f"{text}\n\n{_trials(one, claims)}" if one.trials else text
+
+
+def _words(trial: Trial, claims: Claims) -> str:
+    """Return the settings of a trial; those that change together one by one."""
+    return "; ".join(
+        f"{claims.words.get(name, f'`{name}`')} {_plain(value)}"
+        for name, value in spread(trial.settings).items()
+    )
+
+
+def _trials(one: Judged, claims: Claims) -> str:
+    """Return what was tried, as tables."""
+    rows = [
+        (_words(trial, claims) or "as configured", _figures(one.claim, trial.values), _yes(trial.holds))
+        for trial in one.trials
+    ]
+    return _table(("assumed", "here", "in the range"), rows)
+
+
+def _figures(claim: Claim, values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    low, high = (f"{value:.{claim.digits}f}" for value in (min(values), max(values)))
+    unit = f" {claim.unit}" if claim.unit else ""
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+
+
+def _source(claim: Claim, claims: Claims) -> str:
+    if claim.measured is not None:
+        kind = "states" if isinstance(claim.measured, Quoted) else "table"
+        on = f", {claim.device}" if claim.device else ""
+        return f'[measured](../benchmarks/results/{claim.measured.file} "{kind}"){on}'
+    if claim.simulated is not None:
+        config = claims.experiments[claim.simulated.experiment].config
+        return f"[simulated]({_CONFIGS}/{config})"
+    return "-"
+
+
+def _experiments(claims: Claims, grid: Mapping[str, Any]) -> str:
+    parts = ["## What was simulated", _EXPERIMENTS]
+    for name, experiment in claims.experiments.items():
+        rows = grid[name]
+        settings = [f"[{experiment.config}]({_CONFIGS}/{experiment.config})"]
+        settings += [f"`{setting}: {value}`" for setting, value in experiment.settings.items()]
+        settings += [f"`{setting}` of {_plain(values)}" for setting, values in experiment.sweep.items()]
+        parts.append(f"### {_capital(experiment.what)}\n\n{', '.join(settings)}; {len(rows)} combinations.")
+        if len(rows) <= _MOST_GROUPS:
+            parts.append(_results(rows, claims))
+    return "\n\n".join(parts)
+
+
+def _results(rows: Sequence[Mapping[str, Any]], claims: Claims) -> str:
+    names = list(rows[0]["settings"])
+    head = [claims.words.get(name, name.split(", ")[0].rpartition(".")[2]) for name in names]
+    cells = [
+        (*(_plain(row["settings"][name]) for name in names), result["strategy"], result["layout"],
+         f"{result['usd_per_million_tokens']:.2f}", str(result["most_gpus"]),
+         f"{1e3 * result['step_p50_s']:.1f}", f"{1e3 * result['step_p99_s']:.1f}",
+         f"{100 * result['step_attainment']:.2f}", f"{100 * result['turn_attainment']:.2f}")
+        for row in rows for result in row["results"]
+    ]  # fmt: skip
+    return _table(
+        (*head, "strategy", "layout", "$/Mtok", "most GPUs", "step p50 ms", "step p99 ms", "steps in SLO %",
+         "tokens in SLO %"),
+        cells,
+    )  # fmt: skip
+
+
+def _assumptions() -> str:
+    parts = ["## What is assumed", "Of every simulation; prices and their sources are in the configurations."]
+    for topic, entries in groupby(assumptions(), lambda entry: entry.topic):
+        parts.append(f"### {_capital(topic)}")
+        parts.append(_table(("assumption", "from"), [(one.assumption, one.source) for one in entries]))
+    return "\n\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case bool():
+            return _yes(value)
+        case dict():
+            return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+        case list() | tuple():
+            return ", ".join(map(_plain, value))
+        case _:
+            return str(value).removeprefix("models/").removesuffix(".yaml")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _bold(verdict: Verdict) -> str:
+    return f"**{verdict}**" if verdict is Verdict.REPRODUCED else str(verdict)
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
