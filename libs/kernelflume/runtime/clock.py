@@ -22,6 +22,14 @@ class MonotonicClock:
         return time.monotonic()
 
 
+class ThreadClock:
+    """Processor time of the thread that asks: waits, and what others take meanwhile, do not count."""
+
+    def now(self) -> float:
+        """Return seconds since an arbitrary origin; never goes back within one thread."""
+        return time.thread_time()
+
+
 class ManualClock:
     """A clock that moves only when told, for tests and simulation."""
 

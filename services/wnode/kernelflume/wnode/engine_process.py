@@ -12,7 +12,7 @@ import torch
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import KernelFlumeError
 from kernelflume.runtime import logging as service_logging
-from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.clock import MonotonicClock, ThreadClock
 from kernelflume.runtime.tether import tether_to_parent
 from kernelflume.tensor.device import choose_device, memory_kind
 from kernelflume.transport.doorbell import Doorbell
@@ -111,7 +111,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         checkpoint.path,
         vocab_size=checkpoint.config.vocab_size,
         eos_token_ids=eos_token_ids,
-        clock=clock,
+        clock=ThreadClock(),
     )
     CommandThread(connection, inbox, connector, doorbell, reporter.send, open_matcher=matchers.open).start()
     scheduler = Scheduler(limits, ledger)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FREE_S = 0.01
-"""Time that a matcher may take for a token; most take a hundredth of it."""
+"""Processor time that a matcher may take for a token; most take a hundredth of it."""
 _ALLOWANCE_S = 1.0
-"""Time beyond that which one text may take in all: every other request waits meanwhile."""
+"""Processor time beyond that which one text may take in all: every other request waits meanwhile."""
 _MAX_CACHED = 64
 _MAX_CACHED_BYTES = 64 * 1024 * 1024
 
