@@ -65,6 +65,8 @@ class Simulated(_Section):
     """A setting: the values of all rows that share it become their mean."""
     only: dict[str, tuple[Any, ...]] = {}
     """Settings and the values of them that count."""
+    without_waits: bool = False
+    """Rows in which a turn of one of the strategies waited for room do not count."""
 
 
 class Quoted(_Section):

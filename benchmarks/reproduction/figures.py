@@ -71,6 +71,8 @@ def _value(figure: Simulated, row: Mapping[str, Any]) -> float | None:
     others = [by_name[name] for name in figure.than]
     if any(result["refused_tokens"] for result in (own, *others)):
         return None
+    if figure.without_waits and any(result["num_waits"] for result in (own, *others)):
+        return None
     match figure.kind:
         case "value":
             return float(own[figure.field])

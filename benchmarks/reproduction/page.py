@@ -34,10 +34,11 @@ Every claim of sections 6.2 to 6.5 of [the paper](paper.md) beside a figure of t
 [`kernelflume sim`](simulator.md), or measured, as [benchmarks/results](../benchmarks/results/) says.
 `make reproduction` simulates everything anew and writes this page; the same seeds give the same page.
 
-A verdict is computed: all our figures have to lie in the paper's range, widened by {tolerance} of the figure,
-which is {source}, or by what is said below the table. Cuts of cost
-are compared as the cost that is left. No constant of the simulator was chosen to meet a claim; what was
-assumed is [listed below](#what-is-assumed).
+A verdict is computed: all our figures have to lie in the paper's range, widened by {tolerance} of the figure
+({source}) or by what is said below the table.
+Cuts of cost are compared as the cost that is left. No constant of the simulator was chosen to meet a claim;
+what was assumed is [listed below](#what-is-assumed), and what costs depend on is in
+[simulator.md](simulator.md#what-the-costs-depend-on).
 """
 _EXPERIMENTS = """\
 All rows are in [reproduction.json](../benchmarks/results/reproduction.json). `kernelflume sim sweep` on a
@@ -148,7 +149,7 @@ def _results(rows: Sequence[Mapping[str, Any]], claims: Claims) -> str:
     names = list(rows[0]["settings"])
     head = [claims.words.get(name, name.split(", ")[0].rpartition(".")[2]) for name in names]
     cells = [
-        (*(_plain(row["settings"][name]) for name in names), result["strategy"], result["layout"],
+        (*(_plain(row["settings"].get(name, "")) for name in names), result["strategy"], result["layout"],
          f"{result['usd_per_million_tokens']:.2f}", str(result["most_gpus"]),
          f"{1e3 * result['step_p50_s']:.1f}", f"{1e3 * result['step_p99_s']:.1f}",
          f"{100 * result['step_attainment']:.2f}", f"{100 * result['turn_attainment']:.2f}")

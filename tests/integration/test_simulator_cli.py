@@ -55,6 +55,7 @@ def test_a_run_writes_its_report(config: Path, tmp_path: Path) -> None:
     made = {result["output_tokens"] + result["refused_tokens"] for result in report["results"]}
     assert made == {report["facts"]["output_tokens"]}
     assert report["facts"]["prices"]["gpu.yaml"]["source"] == "a test"
+    assert (tmp_path / "report" / "report.html").read_text().startswith("<!doctype html>")
     for name in names:
         rows = rows_of(tmp_path / "report" / f"timeline-{name}.csv")
         assert all(int(row["held_tokens"]) <= int(row["capacity_tokens"]) for row in rows)
@@ -66,6 +67,13 @@ def test_a_sweep_writes_one_table(config: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "swept" / "sweep.csv")
     assert [row["seed"] for row in rows] == ["1"] * 3 + ["2"] * 3
+    runs = json.loads((tmp_path / "swept" / "sweep.json").read_text())["runs"]
+    assert [run["settings"] for run in runs] == [{"seed": 1}, {"seed": 2}]
+    assert {path.name for path in (tmp_path / "swept").iterdir()} >= {
+        "report.html",
+        "cost.svg",
+        "cost-slo.svg",
+    }
 
 
 def test_a_bad_configuration_is_one_line_and_code_2(tmp_path: Path) -> None:

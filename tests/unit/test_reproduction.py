@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from benchmarks.reproduction.__main__ import GRID, PAGE
-from benchmarks.reproduction.claims import Claim, Claims, Quoted, Tabled, load_claims
+from benchmarks.reproduction.claims import Claim, Claims, Quoted, Simulated, Tabled, load_claims
 from benchmarks.reproduction.figures import measured, simulated
 from benchmarks.reproduction.grid import CONFIGS
 from benchmarks.reproduction.page import render
@@ -36,7 +36,17 @@ def claim(**fields: Any) -> Claim:
 
 
 def row(*results: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    return {"settings": settings, "results": [{"refused_tokens": 0, **result} for result in results]}
+    common = {
+        "layout": "",
+        "most_gpus": 1,
+        "refused_tokens": 0,
+        "num_waits": 0,
+        "step_p50_s": 0.01,
+        "step_p99_s": 0.01,
+        "step_attainment": 1.0,
+        "turn_attainment": 1.0,
+    }
+    return {"settings": settings, "results": [{**common, **result} for result in results]}
 
 
 def cut(low: float, high: float) -> Claim:
@@ -121,6 +131,28 @@ def test_figures_are_taken_from_rows() -> None:
     assert simulated(own.model_copy(update={"kind": "ratio"}), rows) == [0.25, 0.75]
     with pytest.raises(ConfigurationError):
         simulated(own, rows[2:])
+
+
+def test_rows_with_waits_count_only_where_they_may() -> None:
+    rows = [row({"strategy": "kernelflume", "step_p50_s": 0.01, "num_waits": waits}) for waits in (0, 3)]
+    own = Simulated(experiment="a", kind="value", field="num_waits")
+    assert simulated(own, rows) == [0.0, 3.0]
+    assert simulated(own.model_copy(update={"without_waits": True}), rows) == [0.0]
+
+
+def test_overlap_compares_microbatches_of_one_size() -> None:
+    def steps(nodes: int, sessions: int, serial_s: float, pipelined_s: float) -> dict[str, Any]:
+        return row(
+            {"strategy": "serial", "step_p50_s": serial_s},
+            {"strategy": "pipelined", "step_p50_s": pipelined_s},
+            **{"nodes": nodes, "workload.source.num_sessions": sessions, "workload.source.context_tokens": 9},
+        )
+
+    own = Simulated(experiment="a", kind="overlap", strategy="serial", than=("pipelined",))
+    rows = [steps(1, 8, 1.0, 9.0), steps(1, 16, 3.0, 2.0), steps(2, 8, 0.9, 9.0), steps(2, 16, 3.0, 1.0)]
+    assert simulated(own, rows) == [pytest.approx(1.8)]
+    rows[3]["results"][1]["num_waits"] = 1
+    assert simulated(own, rows) == [pytest.approx(1.0)]
 
 
 def test_an_assumption_is_named_where_it_alone_meets_the_claim() -> None:
