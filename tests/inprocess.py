@@ -49,6 +49,7 @@ from kernelflume.wnode.messages import (
 from kernelflume.wnode.model.decoder import random_decoder
 from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
+from kernelflume.wnode.request_keys import RequestKeys
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class LocalWeightNode:
             kernel_threads=KernelThreads(alone=2, beside=1),
             eos_token_ids=eos_token_ids,
             max_model_len=512,
-            seed=0,
+            request_keys=RequestKeys(0, "w"),
         )
         self._epoch = 0
 

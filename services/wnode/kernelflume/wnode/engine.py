@@ -37,7 +37,6 @@ from kernelflume.wnode.messages import (
     TokenOutput,
 )
 from kernelflume.wnode.sampler import Sampled, sample
-from kernelflume.wnode.sampling.draw import signed
 from kernelflume.wnode.sampling.logprobs import RawLogprobs
 from kernelflume.wnode.sequence import Sequence, SequenceState
 from kernelflume.wnode.step_clock import StepClock
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.model.decoder import Decoder, StepState
     from kernelflume.wnode.prefix_cache import PrefixCache
     from kernelflume.wnode.reporter import Reporter
+    from kernelflume.wnode.request_keys import RequestKeys
     from kernelflume.wnode.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Engine:
         graph_runner: GraphRunner | None = None,
         eos_token_ids: frozenset[int],
         max_model_len: int,
-        seed: int,
+        request_keys: RequestKeys,
     ) -> None:
         self._decoder = decoder
         self._kv_dtype = kv_dtype
@@ -109,8 +109,7 @@ class Engine:
             reporter.num_graph_captures = graph_runner.steps.num_captures
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
-        self._seed = seed
-        self._num_requests = 0
+        self._request_keys = request_keys
         self._num_steps = 0
         self._stopping = False
         self._warming: dict[str, tuple[Link, float]] = {}
@@ -178,7 +177,6 @@ class Engine:
                 self._hand_overs.go_on(sequence)
 
     def _submit(self, submit: Submit, matcher: Matcher | None = None) -> None:
-        self._num_requests += 1
         sequence = Sequence(
             submit.request_id,
             submit.prompt,
@@ -199,7 +197,7 @@ class Engine:
         if submit.sampling.seed is not None:
             return submit.sampling.seed
         key = submit.resumption.random_key
-        return signed((self._seed << 32) + self._num_requests) if key is None else key
+        return self._request_keys.next() if key is None else key
 
     def _adopt(self, item: TableBuilt) -> None:
         started = self._clock.now()
@@ -264,7 +262,7 @@ class Engine:
 
     def _give_way(self, sequence: Sequence) -> None:
         """Make room in a full pool."""
-        is_alone = len(self._scheduler.running) == 1
+        is_alone = len(self._scheduler.running) == 1 and self._scheduler.has_pool_alone(sequence)
         if is_alone and sequence.num_restarts and sequence.num_tokens <= sequence.num_tokens_at_restart:
             self._fail(sequence, "the attention nodes have no room for the request's keys and values")
             return

@@ -31,6 +31,7 @@ from kernelflume.wnode.messages import EngineFailed, EngineReady
 from kernelflume.wnode.model.decoder import Decoder, load_decoder
 from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
+from kernelflume.wnode.request_keys import RequestKeys
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         graph_runner=graph_runner,
         eos_token_ids=eos_token_ids,
         max_model_len=arguments.max_model_len,
-        seed=settings.seed,
+        request_keys=RequestKeys(settings.seed, settings.node_id),
     ).run()
     transport.close()
 
