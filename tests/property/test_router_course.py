@@ -177,11 +177,10 @@ def test_whatever_happens_nothing_is_left_and_the_end_is_told_once(actions: list
     asyncio.run(_run(actions))
 
 
-async def _run(actions: list[tuple[str, int]]) -> None:
-    nodes, observer, clock = FakeNodes(), Observer(), MonotonicClock()
-    known = cast("WeightNodes", nodes)
+def make_parts(nodes: FakeNodes) -> CourseParts:
+    clock, known = MonotonicClock(), cast("WeightNodes", nodes)
     placer = Placer(PlacementSettings(), known, clock)
-    parts = CourseParts(
+    return CourseParts(
         nodes=known,
         placer=placer,
         metrics=RouterMetrics("m", nodes.views),
@@ -190,11 +189,16 @@ async def _run(actions: list[tuple[str, int]]) -> None:
         resume_timeout_s=0.0,
         hand_over_timeout_s=60.0,
     )
+
+
+async def _run(actions: list[tuple[str, int]]) -> None:
+    nodes, observer = FakeNodes(), Observer()
+    parts = make_parts(nodes)
     prompt = Prompt(range(20), session=b"s")
     job = ChoiceJob("r", prompt, SamplingParameters(temperature=0.5, max_tokens=100), tenant="t")
     course = Course(parts, job, observer=observer, headers=())
     generation = course.new_generation(asyncio.Event())
-    course.begin(generation, placer.decide(prompt))
+    course.begin(generation, parts.placer.decide(prompt))
     for action, number in actions:
         if action == "turn":
             await asyncio.sleep(0)
@@ -216,3 +220,28 @@ async def _run(actions: list[tuple[str, int]]) -> None:
         for request in node.requests:
             told = list(request.resumption.output_token_ids)
             assert told == generation.token_ids[: len(told)]
+
+
+def test_session_is_pinned_where_its_choice_went_after_a_move_and_a_loss() -> None:
+    asyncio.run(_move_and_lose())
+
+
+async def _move_and_lose() -> None:
+    nodes = FakeNodes()
+    parts = make_parts(nodes)
+    prompt = Prompt(range(20), session=b"s")
+    job = ChoiceJob("r", prompt, SamplingParameters(max_tokens=100), tenant="t")
+    course = Course(parts, job, observer=Observer(), headers=())
+    generation = course.new_generation(asyncio.Event())
+    course.begin(generation, parts.placer.decide(prompt))
+    a, b = nodes.all.values()
+    for action in ("token", "held"):
+        speak(a.runs[0], action, 1, can_hold=True)
+    speak(b.runs[0], "token", 2, can_hold=False)
+    assert not a.runs  # moved
+    speak(b.runs[0], "lost", 0, can_hold=False)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    speak(a.runs[0], "finish", 3, can_hold=False)
+    assert generation.token_ids == [1, 2, 3]
+    assert parts.placer.decide(prompt).request.pinned == "a"

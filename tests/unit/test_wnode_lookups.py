@@ -15,7 +15,7 @@ from kernelflume.core.ranges import SequenceRoute
 from kernelflume.runtime.clock import ManualClock
 from kernelflume.transport.wire import BLOCK_DTYPE, MAX_BLOCKS, Found, Published, Shared
 from kernelflume.wnode.lookups import MAX_ATTEMPTS, Lookups
-from kernelflume.wnode.publisher import MAX_OPEN, Publisher
+from kernelflume.wnode.publisher import MAX_OPEN, MAX_OPEN_MOVING, Publisher
 
 if TYPE_CHECKING:
     from kernelflume.wnode.sequence import Sequence
@@ -77,7 +77,10 @@ class World:
         self.sequence = make_sequence(num_blocks * PAGE_TOKENS + 1)
         keys = block_keys(self.sequence.prompt, PAGE_TOKENS)
         self.keys = list(keys)
-        packed = np.frombuffer(b"".join(keys), BLOCK_DTYPE["key"])
+        self.begin()
+
+    def begin(self) -> None:
+        packed = np.frombuffer(b"".join(self.keys), BLOCK_DTYPE["key"])
         self.lookups.begin(self.sequence, packed, list(self.nodes), PAGE_TOKENS)
 
     def of_node(self, node_id: str) -> FakeNode | None:
@@ -148,6 +151,24 @@ def test_node_that_does_not_answer_is_done_without() -> None:
     world.check(2)
     world.answer("b")  # too late, and nothing comes of it
     world.check(2)
+
+
+def test_silent_node_keeps_one_request_waiting_and_not_those_that_follow() -> None:
+    world = World(4, a={0, 1}, b={0, 1, 2, 3})
+    world.answer("a")
+    world.clock.advance(TIMEOUT_S)
+    world.lookups.advance()
+    world.answer("a")
+    assert world.go_on()
+    asked = len(world.nodes["b"].finds)
+    world.begin()
+    world.answer("a")
+    world.lookups.advance()
+    assert world.nodes["a"].shares  # at once, without b
+    assert len(world.nodes["b"].finds) == asked
+    world.answer("b")  # it is back
+    world.begin()
+    assert world.nodes["b"].finds
 
 
 def test_block_that_is_gone_cuts_what_the_last_node_shares() -> None:
@@ -367,3 +388,17 @@ def test_lost_and_overwhelmed_nodes_are_not_waited_for() -> None:
         busy.publisher.release(busy.sequence)
     assert len(busy.nodes["a"].publishes) == MAX_OPEN
     assert busy.nodes["a"].freed == [MAX_OPEN, MAX_OPEN + 1, MAX_OPEN + 2]
+
+
+def test_names_that_there_was_no_room_for_are_told_later_and_at_once_for_a_move() -> None:
+    naming = Naming(8)
+    for sequence_id in range(100, 100 + MAX_OPEN):
+        naming.sequence.sequence_id, naming.sequence.num_named = sequence_id, 0
+        naming.publish()
+    naming.sequence.sequence_id, naming.sequence.num_named = 7, 0
+    naming.publish()
+    assert naming.sequence.num_named == 0
+    keys = naming.sequence.block_keys(8, PAGE_TOKENS).keys
+    naming.publisher.publish(naming.sequence, keys, PAGE_TOKENS, most=MAX_OPEN_MOVING)
+    assert naming.sequence.num_named == 8
+    assert naming.nodes["a"].publishes[-1][0] == 7

@@ -107,6 +107,19 @@ def test_nobody_gives_way_while_pages_are_being_freed() -> None:
     assert scheduler.schedule().victim is not None
 
 
+def test_pool_that_others_hold_pages_of_is_worth_waiting_for() -> None:
+    link = FakeLink("a", num_pages=4, num_usable_pages=4)
+    scheduler = make_scheduler(link, max_rows=8)
+    scheduler.submit(make_sequence(15))
+    step(scheduler)
+    link.num_usable_pages = 1  # another weight node holds the fourth
+    victim = scheduler.schedule().victim
+    assert victim is not None
+    assert not scheduler.has_pool_alone(victim)
+    link.num_pages = 3
+    assert scheduler.has_pool_alone(victim)
+
+
 def test_nobody_gives_way_while_no_attention_node_is_left() -> None:
     """There is no room for want of a node, not because another sequence takes it."""
     scheduler = make_scheduler(FakeLink("a"), FakeLink("b"))

@@ -103,7 +103,7 @@ class Course:
         address = decision.placement.prefill
         if address is None:
             raise UnavailableError("no weight node can serve now")
-        self._decision = decision
+        self._decision, self._moved_to = decision, ""
         nodes, decode = self._parts.nodes, decision.placement.decode
         node = nodes.node(address)
         hands_over = decode is not None and decode != address and nodes.serves(decode)

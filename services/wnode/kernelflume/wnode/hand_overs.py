@@ -52,14 +52,15 @@ class HandOvers:
     def order(self, sequence: Sequence) -> None:
         """Hold a sequence as soon as it stands between two tokens.
 
-        One that waits has nothing yet that would be lost, and stands still at once.
+        One that waits has nothing yet that would be lost, and stands still at once. One that is held already
+        is not to be held again when it goes on.
         """
         if sequence.state is SequenceState.WAITING:
             self._prefix_cache.abandon(sequence)
             self.hold(sequence)
         elif sequence.state is SequenceState.RUNNING and sequence.is_decoding:
             self.hold(sequence)
-        else:
+        elif sequence.state is SequenceState.RUNNING:
             sequence.hands_over = True
 
     def hold(self, sequence: Sequence) -> None:

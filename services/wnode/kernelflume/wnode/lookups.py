@@ -95,6 +95,9 @@ class Lookups:
         self._sharing: dict[int, _Lookup] = {}
         """By the name that they share under."""
         self._last_number = 0
+        self._silent: set[str] = set()
+        """Names of nodes that did not answer in time, and have said nothing since: asking them again would
+        make every request wait for as long as such a node is frozen."""
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -111,7 +114,7 @@ class Lookups:
         lookup = self._enter(sequence, keys, page_tokens, len(keys) * page_tokens)
         for node_id in node_ids:
             link = self._links.of_node(node_id)
-            if link is not None:
+            if link is not None and link.node_name not in self._silent:
                 self._find(lookup, link)
 
     def take_over(
@@ -142,6 +145,7 @@ class Lookups:
 
     def take_found(self, link: Link, notice: Found) -> None:
         """Take in what a node holds."""
+        self._silent.discard(link.node_name)
         lookup, first = self._finds.pop((link.node_name, notice.number), (None, 0))
         if lookup is None:  # it was given up
             return
@@ -150,6 +154,7 @@ class Lookups:
 
     def take_shared(self, link: Link, notice: Shared) -> None:
         """Take in what a node shared."""
+        self._silent.discard(link.node_name)
         lookup = self._sharing.get(notice.sequence)
         part = None if lookup is None else lookup.parts.get(link.node_id)
         if lookup is None or part is None:
@@ -173,7 +178,7 @@ class Lookups:
             if not lookup.is_answered and not is_late:
                 continue
             if not lookup.sequence_id:
-                self._forget_finds(lookup)
+                self._silent.update(name for name, _ in self._forget_finds(lookup))
                 self._share(lookup, choose_runs(lookup.found))
             else:
                 self._conclude(lookup)
@@ -190,6 +195,7 @@ class Lookups:
 
     def lose(self, node_id: str) -> None:
         """Expect nothing more of a node, and use nothing that it said."""
+        self._silent = {name for name in self._silent if split_name(name)[0] != node_id}
         for lookup in self._under_way.values():
             lookup.found.pop(node_id, None)
             part = lookup.parts.get(node_id)
@@ -290,10 +296,13 @@ class Lookups:
                 _free(link, lookup.sequence_id)
         lookup.parts = {}
 
-    def _forget_finds(self, lookup: _Lookup) -> None:
-        for key in [key for key, (asking, _) in self._finds.items() if asking is lookup]:
+    def _forget_finds(self, lookup: _Lookup) -> list[tuple[str, int]]:
+        """Expect no more answers to a lookup's questions; return those that have none."""
+        unanswered = [key for key, (asking, _) in self._finds.items() if asking is lookup]
+        for key in unanswered:
             del self._finds[key]
         lookup.num_unanswered = 0
+        return unanswered
 
 
 def _free(link: Link, sequence_id: int) -> None:

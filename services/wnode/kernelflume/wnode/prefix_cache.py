@@ -10,7 +10,7 @@ from kernelflume.core.ranges import SequenceRoute
 from kernelflume.transport.wire import BLOCK_DTYPE, Found, Shared
 from kernelflume.wnode.lookups import Lookups
 from kernelflume.wnode.messages import RoutesChanged
-from kernelflume.wnode.publisher import Publisher
+from kernelflume.wnode.publisher import MAX_OPEN_MOVING, Publisher
 from kernelflume.wnode.runs import runs_of
 from kernelflume.wnode.sequence import LookupPhase
 
@@ -125,7 +125,7 @@ class PrefixCache:
         page_tokens = self._links.page_tokens
         if sequence.route.ranges and page_tokens:
             keys = sequence.block_keys(sequence.num_computed, page_tokens)
-            self._publisher.publish(sequence, keys.keys, page_tokens)
+            self._publisher.publish(sequence, keys.keys, page_tokens, most=MAX_OPEN_MOVING)
             if sequence.num_computed % page_tokens and keys.num_tokens == sequence.num_computed:
                 self._publisher.publish_rest(sequence, keys.key(), page_tokens)
         return self._publisher.last_number

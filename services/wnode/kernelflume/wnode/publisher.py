@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 MAX_OPEN = 512
 """Notices that may wait for an answer, far fewer than a node takes before it drops the link: what more there
 is to name is not worth the wait."""
+MAX_OPEN_MOVING = 4 * MAX_OPEN
+"""The same for sequences that move: what has no name is computed again. All of a node that drains move at
+once."""
 
 
 @dataclass(slots=True)
@@ -62,13 +65,16 @@ class Publisher:
         """True when the names up to this number are answered, so that who asks for them finds them."""
         return all(naming.number > number for naming in self._open.values())
 
-    def publish(self, sequence: Sequence, keys: Items[bytes], page_tokens: int) -> None:
-        """Name a running sequence's full blocks that have no names yet.
+    def publish(
+        self, sequence: Sequence, keys: Items[bytes], page_tokens: int, *, most: int = MAX_OPEN
+    ) -> None:
+        """Name a running sequence's full blocks that have no names yet; later, where too much is unanswered.
 
         Args:
             sequence: the sequence.
             keys: of its full blocks, in order, at least those that are computed.
             page_tokens: tokens of a block.
+            most: notices that may be unanswered.
         """
         begin, end = sequence.num_named // page_tokens, sequence.num_computed // page_tokens
         blocks: dict[str, list[int]] = {}
@@ -77,9 +83,9 @@ class Publisher:
             blocks.setdefault(owned.node_id, []).extend(
                 range(first, min(end, owned.tokens.end // page_tokens))
             )
-        sequence.num_named = max(begin, end) * page_tokens
-        if self._num_open >= MAX_OPEN:
+        if self._num_open >= most:
             return
+        sequence.num_named = max(begin, end) * page_tokens
         for node_id, numbers in blocks.items():
             link = self._links.of_node(node_id)
             if link is not None and numbers:
@@ -88,7 +94,7 @@ class Publisher:
     def publish_rest(self, sequence: Sequence, key: bytes, page_tokens: int) -> None:
         """Name a sequence's last block, which is not full, by the key of exactly what is computed."""
         link = self._links.of_node(sequence.route.ranges[-1].node_id)
-        if link is not None and len(self._open) <= MAX_OPEN:
+        if link is not None and self._num_open < MAX_OPEN_MOVING:
             num_tokens = sequence.num_computed % page_tokens
             block = (key, sequence.num_computed - num_tokens, num_tokens)
             self._send(link, sequence.sequence_id, np.array([block], BLOCK_DTYPE))

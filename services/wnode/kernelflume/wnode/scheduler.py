@@ -149,6 +149,15 @@ class Scheduler:
             if _pages(sequence.num_tokens + 1, ledger.page_tokens) > capacity
         ]
 
+    def has_pool_alone(self, sequence: Sequence) -> bool:
+        """True when no page is held but by a sequence: waiting would bring it no more room.
+
+        Other weight nodes' sequences, and those that stand still or end here, free theirs in time.
+        """
+        ledger = self._ledger
+        own = _pages(sequence.num_computed, ledger.page_tokens) if ledger.page_tokens else 0
+        return ledger.num_usable_pages + own >= ledger.num_pages
+
     def schedule(self, is_ready: Callable[[Sequence], bool] = lambda _: True) -> Plan:
         """Choose the next step's rows, and who makes room where there is none.
 
