@@ -11,7 +11,7 @@ def test_salts_of_two_keys_never_meet_whatever_requests_ask_for() -> None:
         for tenant_id in ("a", "ab", "1:a", "everybody")
         for own in (None, "b", "bc", "a", "1:a")
     ]
-    salts += [EVERYBODY.cache_salt("c"), EVERYBODY.cache_salt(None)]
+    salts += [EVERYBODY.cache_salt("c"), EVERYBODY.cache_salt(None), *map(EVERYBODY.cache_salt, salts)]
     assert len(set(salts)) == len(salts)
 
 

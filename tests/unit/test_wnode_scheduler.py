@@ -53,6 +53,15 @@ def test_no_more_sequences_run_than_allowed() -> None:
     assert set(step(scheduler)) == {"1", "2"}
 
 
+def test_what_was_begun_elsewhere_runs_before_what_was_not_begun() -> None:
+    scheduler = make_scheduler(FakeLink("a"), max_num_seqs=2)
+    for name, output in (("new", []), ("first", [1]), ("newer", []), ("second", [1])):
+        sequence = make_sequence(2, request_id=name)
+        sequence.output = list(output)
+        scheduler.submit(sequence)
+    assert [sequence.request_id for sequence in scheduler.waiting] == ["first", "second", "new", "newer"]
+
+
 def test_nothing_runs_without_an_attention_node() -> None:
     scheduler = make_scheduler()
     scheduler.submit(make_sequence(3))

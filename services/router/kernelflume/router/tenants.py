@@ -37,7 +37,7 @@ class Tenant:
             own: by which the tenant keeps requests of its own apart, if it does.
         """
         if self is EVERYBODY:
-            return own or ""
+            return f":{own}" if own else ""  # begins like no tenant's
         return f"{len(self.tenant_id)}:{self.tenant_id}{own or ''}"  # no other id and salt make this
 
     def attach(self, scope: MutableMapping[str, Any]) -> None:

@@ -64,9 +64,15 @@ class Scheduler:
         """True when the last step left a running sequence out for want of room."""
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
+        """Queue a new sequence: behind all others, but one that was begun elsewhere before those not begun.
+
+        Its client is in the middle of an answer, and stands still until it runs.
+        """
         sequence.sequence_id = self.new_id()
-        self.waiting.append(sequence)
+        place = len(self.waiting)
+        if sequence.output:
+            place = next((place for place, other in enumerate(self.waiting) if not other.output), place)
+        self.waiting.insert(place, sequence)
 
     def new_id(self) -> int:
         """Return a name for attention nodes that was never used."""
