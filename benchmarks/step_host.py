@@ -54,6 +54,7 @@ from kernelflume.wnode.pipeline.remote_times import RemoteTimes
 from kernelflume.wnode.pipeline.weight_times import GraphTimes, WeightTimes
 from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
+from kernelflume.wnode.request_keys import RequestKeys
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 from kernelflume.wnode.sequence import Sequence, SequenceEvent
 
@@ -262,7 +263,8 @@ class Rig:
             decoder=mock.Mock(), kv_dtype=torch.bfloat16, scheduler=self.scheduler, prefix_cache=cache,
             hand_overs=hand_overs, ledger=ledger, links=links, inbox=Inbox(),
             reporter=Reporter(connection, clock), clock=clock, kernel_threads=KernelThreads(1, 1),
-            graph_runner=runner, eos_token_ids=frozenset(), max_model_len=1 << 24, seed=0,
+            graph_runner=runner, eos_token_ids=frozenset(), max_model_len=1 << 24,
+            request_keys=RequestKeys(0, "w-1"),
         )  # fmt: skip
 
     def _runner(
