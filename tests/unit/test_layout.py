@@ -51,7 +51,7 @@ def test_the_readme_stays_short() -> None:
 
 def test_links_between_documents_hold() -> None:
     for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("compose/*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
+        for link in re.findall(r"\]\(([^)#\s]+)", document.read_text()):
             assert "://" in link or (document.parent / link).exists(), f"{document.name}: {link}"
 
 
