@@ -9,11 +9,11 @@ from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.core.node_use import prewarms_s, releases_s
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.sim.attention_nodes import PoolKind
-from kernelflume.scaler.sim.cluster import World
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
 from kernelflume.scaler.sim.live_pool import LiveFacts, LivePool, uncomputed_tokens
 from kernelflume.scaler.sim.measured_steps import Calibration, MeasuredSteps
 from kernelflume.scaler.sim.sessions import Session, Turn
+from kernelflume.scaler.sim.world import World
 
 if TYPE_CHECKING:
     from kernelflume.core.recording import RecordedRequest, Recording
