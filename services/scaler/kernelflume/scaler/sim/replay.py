@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
-from kernelflume.core.node_use import prewarms_s, releases_s
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.sim.attention_nodes import PoolKind
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
 from kernelflume.scaler.sim.live_pool import LiveFacts, LivePool, uncomputed_tokens
 from kernelflume.scaler.sim.measured_steps import Calibration, MeasuredSteps
+from kernelflume.scaler.sim.node_spans import prewarms_s, releases_s
 from kernelflume.scaler.sim.sessions import Session, Turn
 from kernelflume.scaler.sim.world import World
 
