@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
+from kernelflume.core.recording import time_per_token_s
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.sim.attention_nodes import PoolKind
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
@@ -39,9 +40,7 @@ class ReplayedRequest:
     @property
     def tpot_s(self) -> float | None:
         """Mean time of a token after the first; None with fewer than two."""
-        if self.output_tokens < 2:
-            return None
-        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+        return time_per_token_s(self.first_token_s, self.ended_s, self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
