@@ -33,6 +33,7 @@ from kernelflume.runtime.service import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+COMMAND = (sys.executable, "-m", "kernelflume.cli.main")
 START_S = 400.0
 SUBJECTS = ("rivers", "bridges", "clocks", "maps", "bread", "glass", "winter", "music")
 
@@ -91,6 +92,11 @@ async def measure_server(url: str, model: str, batch: int, tokens: int) -> float
     return counted / (ended - started)
 
 
+def serve_command(port: int, *flags: str) -> list[str]:
+    """Return the command that serves the small model; a prompt that comes again is computed again."""
+    return [*COMMAND, "serve", "smollm2", "--no-enable-prefix-caching", "--port", str(port), *flags]
+
+
 @contextlib.contextmanager
 def server(command: list[str], port: int, ready: str, **environment: str) -> Iterator[str]:
     """Start a server and wait until its ``ready`` path answers; end its process group at the end."""
@@ -126,16 +132,7 @@ def run_kernelflume(nodes: int, transport: str) -> Callable[[list[int], int], di
     def run(batches: list[int], tokens: int) -> dict[int, float]:
         port = free_port()
         with tempfile.TemporaryDirectory() as logs:
-            command = [
-                sys.executable,
-                "-m",
-                "kernelflume.cli.main",
-                "serve",
-                "smollm2",
-                "--no-enable-prefix-caching",
-                "--port",
-                str(port),
-            ]
+            command = serve_command(port)
             command += ["--scaler-port", "0", "--log-dir", logs, "--attention-nodes", str(nodes)]
             command += ["--transport-error-handling", transport]
             with server(command, port, "/ready") as url:

@@ -17,22 +17,19 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import httpx
-from benchmarks.decode import prompts, server
+from benchmarks.decode import COMMAND, prompts, serve_command, server
 from benchmarks.histogram import upper_bounds
 
 from kernelflume.runtime.service import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-COMMAND = (sys.executable, "-m", "kernelflume.cli.main")
 
 
 @dataclass(slots=True)
@@ -128,16 +125,7 @@ def main() -> None:
     os.environ["KERNELFLUME_WNODE_METRICS_PORT"] = str(metrics_port)
     rows: dict[str, list[tuple[float, float, float]]] = {}
     with tempfile.TemporaryDirectory() as logs:
-        command = [
-            *COMMAND,
-            "serve",
-            "smollm2",
-            "--no-enable-prefix-caching",
-            "--port",
-            str(port),
-            "--scaler-port",
-            str(scaler_port),
-        ]
+        command = serve_command(port, "--scaler-port", str(scaler_port))
         command += ["--log-dir", logs, "--attention-nodes", str(nodes[0])]
         with server(command, port, "/ready") as url:
             for _ in range(options.rounds):

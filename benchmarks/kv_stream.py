@@ -15,13 +15,12 @@ import itertools
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 
 import httpx
-from benchmarks.decode import server
+from benchmarks.decode import COMMAND, server
 
 from kernelflume.runtime.service import free_port
 
@@ -64,7 +63,7 @@ def run(options: argparse.Namespace, rows: int, stream_kv_rows: int) -> Figures:
     }
     draw = random.Random(rows)
     with tempfile.TemporaryDirectory() as logs:
-        command = [sys.executable, "-m", "kernelflume.cli.main", "serve", "smollm2", "--port", str(port)]
+        command = [*COMMAND, "serve", "smollm2", "--port", str(port)]
         command += ["--scaler-port", "0", "--log-dir", logs, "--attention-nodes", str(options.nodes)]
         command += ["--transport-error-handling", "none"]
         with server(command, port, "/ready", **environment) as url, httpx.Client(timeout=600) as client:

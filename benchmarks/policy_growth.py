@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-from benchmarks.decode import prompts, server
-from benchmarks.elasticity import COMMAND, Event, Streams, stream
+from benchmarks.decode import prompts, serve_command, server
+from benchmarks.elasticity import Event, Streams, stream
 
 from kernelflume.runtime.service import free_port
 
@@ -69,16 +69,7 @@ def measure(options: argparse.Namespace, *flags: str) -> tuple[Streams, list[Eve
     """Serve, decode, and return the streams with what the scaler did meanwhile."""
     port, scaler_port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as logs:
-        command = [
-            *COMMAND,
-            "serve",
-            "smollm2",
-            "--no-enable-prefix-caching",
-            "--port",
-            str(port),
-            "--scaler-port",
-            str(scaler_port),
-        ]
+        command = serve_command(port, "--scaler-port", str(scaler_port))
         with server([*command, "--log-dir", logs, *flags], port, "/ready") as url:
             shift = time.perf_counter() - time.time()
             found = asyncio.run(run(url, options.streams, options.tokens))

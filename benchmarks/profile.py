@@ -15,13 +15,12 @@ import asyncio
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-from benchmarks.decode import prompts, server, stream_one
+from benchmarks.decode import prompts, serve_command, server, stream_one
 
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.pipeline_profile import step_s
@@ -65,17 +64,7 @@ def main() -> None:
     found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
     port = free_port()
     with tempfile.TemporaryDirectory() as logs:
-        command = [
-            sys.executable,
-            "-m",
-            "kernelflume.cli.main",
-            "serve",
-            "smollm2",
-            "--no-enable-prefix-caching",
-            "--port",
-            str(port),
-        ]
-        command += ["--scaler-port", "0", "--log-dir", logs, "--attention-nodes", "1"]
+        command = serve_command(port, "--scaler-port", "0", "--log-dir", logs, "--attention-nodes", "1")
         with server(command, port, "/ready") as url:
             for _ in range(options.rounds):
                 for rows, repeats in cases:

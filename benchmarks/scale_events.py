@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import httpx
-from benchmarks.decode import prompts, server
+from benchmarks.decode import prompts, serve_command, server
 from benchmarks.histogram import upper_bounds
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -42,7 +42,6 @@ from kernelflume.store.embedded import embedded_command
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-COMMAND = (sys.executable, "-m", "kernelflume.cli.main")
 WAIT_S = 300.0
 
 
@@ -93,16 +92,7 @@ def stack(**environment: str) -> Iterator[tuple[str, str, int]]:
     """Serve the small model with one attention node; yield its URL, scaler and metrics port."""
     port, scaler_port, metrics_port = (free_port() for _ in range(3))
     with tempfile.TemporaryDirectory() as logs:
-        command = [
-            *COMMAND,
-            "serve",
-            "smollm2",
-            "--no-enable-prefix-caching",
-            "--port",
-            str(port),
-            "--scaler-port",
-            str(scaler_port),
-        ]
+        command = serve_command(port, "--scaler-port", str(scaler_port))
         command += ["--log-dir", logs, "--attention-nodes", "1"]
         environment |= {"KERNELFLUME_WNODE_METRICS_PORT": str(metrics_port)}
         with server(command, port, "/ready", **environment) as url:

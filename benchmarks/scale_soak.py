@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ import grpc
 import httpx
 import psutil
 from benchmarks.census import Census, settled, take
-from benchmarks.decode import prompts
+from benchmarks.decode import prompts, serve_command
 
 from kernelflume.rpc.v1 import scaler_pb2, scaler_pb2_grpc
 from kernelflume.runtime.service import free_port
@@ -103,24 +102,8 @@ def served(log_dir: Path | None = None) -> Iterator[tuple[psutil.Process, str, s
         redis = subprocess.Popen(embedded_command(redis_port, Path(folder)), stdout=subprocess.DEVNULL)
         cleanup.callback(redis.wait, 30)
         cleanup.callback(redis.terminate)
-        command = [
-            sys.executable,
-            "-m",
-            "kernelflume.cli.main",
-            "serve",
-            "smollm2",
-            "--no-enable-prefix-caching",
-            "--port",
-            str(port),
-        ]
-        command += [
-            "--scaler-port",
-            str(scaler_port),
-            "--redis-url",
-            redis_url,
-            "--log-dir",
-            str(log_dir or folder),
-        ]
+        command = serve_command(port, "--scaler-port", str(scaler_port), "--redis-url", redis_url)
+        command += ["--log-dir", str(log_dir or folder)]
         command += ["--attention-nodes", "1", "--attention-node-memory", "256MiB"]
         stack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         cleanup.callback(stack.wait, 60)

@@ -76,6 +76,14 @@ class Stack:
     def scale(self, num_nodes: int) -> str:
         return self.command("scale", "--attention-nodes", str(num_nodes), "--wait")
 
+    def weight_node_process(self, node_id: str) -> psutil.Process:
+        for child in self.descendants:
+            with contextlib.suppress(psutil.Error):  # it ends just now
+                words = child.cmdline()
+                if "kernelflume.wnode" in words and node_id in words:
+                    return child
+        raise AssertionError(f"there is no weight node {node_id}")
+
     def attention_node_processes(self) -> list[psutil.Process]:
         """Return shells and workers, without the process that forks them."""
         found = []

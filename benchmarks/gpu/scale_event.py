@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import httpx
 import torch
-from benchmarks.decode import server
+from benchmarks.decode import COMMAND, server
 from benchmarks.gpu.event_watch import EventWatch, change_target, set_policy
 from benchmarks.gpu.model_folder import GEOMETRIES, write_model_folder
 from benchmarks.gpu.mps import mps
@@ -45,7 +45,6 @@ from kernelflume.runtime.service import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = (sys.executable, "-m", "kernelflume.cli.main")
 PAGE_TOKENS = 64
 RUN_S = 400.0
 FIGURES = {
@@ -204,14 +203,8 @@ def served(options: argparse.Namespace) -> Iterator[Bench]:
             environment |= held.enter_context(mps()) if options.mps else {}
         devices = options.attention_devices or (f"cuda:{torch.cuda.device_count() - 1}" if is_gpu else "cpu")
         longest = options.context + int(options.tokens * options.grow) + PAGE_TOKENS
-        command = [
-            *COMMAND,
-            "serve",
-            str(folder / "model"),
-            "--load-format",
-            "dummy",
-            "--no-enable-prefix-caching",
-        ]
+        command = [*COMMAND, "serve", str(folder / "model"), "--load-format", "dummy"]
+        command += ["--no-enable-prefix-caching"]
         command += ["--dtype", options.dtype, "--device", options.device, "--attention-devices", devices]
         command += ["--port", str(ports[0]), "--scaler-port", str(ports[1]), "--served-model-name", MODEL]
         command += ["--attention-nodes", "1", "--attention-node-memory", str(memory)]

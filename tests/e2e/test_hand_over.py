@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import psutil
 import pytest
 from grpc.aio import insecure_channel
 from tests.stack import WAIT_S, Stack, Stream, serve
@@ -37,15 +35,6 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     flags = ("--weight-nodes", "2", "--attention-nodes", "2", "--attention-node-memory", "128MiB")
     with serve(tmp_path, *flags) as running:
         yield running
-
-
-def weight_node(stack: Stack, node_id: str) -> psutil.Process:
-    for child in stack.descendants:
-        with contextlib.suppress(psutil.Error):  # it ends just now
-            words = child.cmdline()
-            if "kernelflume.wnode" in words and node_id in words:
-                return child
-    raise AssertionError(f"there is no weight node {node_id}")
 
 
 async def moves(stack: Stack) -> dict[str, float]:
@@ -114,7 +103,7 @@ async def test_a_weight_node_that_is_told_to_end_hands_its_streams_over(stack: S
     expected = await expected_of(stack)
     async with asyncio.TaskGroup() as tasks:
         streams = await start(stack, tasks)
-        weight_node(stack, "w-1").send_signal(signal.SIGTERM)
+        stack.weight_node_process("w-1").send_signal(signal.SIGTERM)
     assert [stream.token_ids for stream in streams] == expected
     assert (await moves(stack))["moved"] > 0
     await stack.wait_baseline()
@@ -128,7 +117,7 @@ async def test_kills_during_moves_lose_and_repeat_nothing(stack: Stack) -> None:
             streams = await start(stack, tasks)
             # All are asked to leave w-1: once it is killed as their source, once w-2 as their target.
             await ask_away([addresses["w-1"]])
-            weight_node(stack, killed).kill()
+            stack.weight_node_process(killed).kill()
         assert [stream.token_ids for stream in streams] == expected
         async with asyncio.timeout(WAIT_S):  # it is started again
             while len({node["node_id"] for node in stack.status()["weight_nodes"]}) < 2:  # noqa: ASYNC110

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import psutil
 import pytest
 from tests.router_parts import eventually
 from tests.stack import WAIT_S, Stack, Stream, serve
@@ -30,15 +28,6 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     # Two weight nodes load their weights at once with it.
     with serve(tmp_path, *flags, KERNELFLUME_SCALER_OPERATION_DEADLINE_S=str(WAIT_S)) as running:
         yield running
-
-
-def weight_node(stack: Stack, node_id: str) -> psutil.Process:
-    for child in stack.descendants:
-        with contextlib.suppress(psutil.Error):  # it ends just now
-            words = child.cmdline()
-            if "kernelflume.wnode" in words and node_id in words:
-                return child
-    raise AssertionError(f"there is no weight node {node_id}")
 
 
 async def node_of(stack: Stack) -> str:
@@ -94,7 +83,7 @@ async def test_streams_of_a_killed_weight_node_go_on_with_the_same_tokens(stack:
     streams = [Stream() for _ in jobs]
     running = asyncio.create_task(run_all(stack, jobs, streams))
     await wait_long(streams, 10)
-    weight_node(stack, "w-1").kill()
+    stack.weight_node_process("w-1").kill()
     await running
     assert [stream.token_ids for stream in streams] == [stream.token_ids for stream in expected]
     assert {stream.finish_reason for stream in streams} == {"length"}

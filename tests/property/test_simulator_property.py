@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
 
-from kernelflume.scaler.sim import cluster, measures, simulation
+from kernelflume.scaler.sim import measures, simulation, world
 from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
@@ -125,7 +125,7 @@ def test_cost_is_the_integral_of_billed_gpus(folder: Path, name: str, workload: 
             spans[number][3] = now_s
 
     with pytest.MonkeyPatch.context() as patch:
-        real = cluster.World
+        real = world.World
         patch.setattr(simulation, "World", lambda **fields: real(billing=Noting(), **fields))
         simulator = simulator_of(folder, sessions, **coming, workload=settings_)
         [strategy] = [one for one in simulator.config.strategies if one.name == name]

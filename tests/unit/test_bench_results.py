@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kernelflume.cli.bench.answer import OK, STREAM_ERROR, Answer
 from kernelflume.cli.bench.artifacts import prepare_folder, write_artifacts
-from kernelflume.cli.bench.classes import ClassRule, ClassSource, RequestClass, class_lines, class_source
+from kernelflume.cli.bench.classes import ClassRule, ClassSource, class_lines, class_source
 from kernelflume.cli.bench.comparison import compare, compare_files
 from kernelflume.cli.bench.distribution import percentile, summary_ms
 from kernelflume.cli.bench.events import EventParser, apply_event
@@ -22,11 +22,12 @@ from kernelflume.cli.bench.outcome import Outcome, Sample
 from kernelflume.cli.bench.report import remarks_of, render
 from kernelflume.cli.bench.results import RunFacts, result_of
 from kernelflume.core.errors import ConfigurationError, UnavailableError
+from kernelflume.core.request_class import ClassBounds, RequestClass
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-BY_USAGE = ClassRule(50, 200, ClassSource.USAGE)
+BY_USAGE = ClassRule(ClassBounds(50, 200), ClassSource.USAGE)
 
 
 def outcome(**changes: Any) -> Outcome:
@@ -98,7 +99,7 @@ def test_classes_count_new_tokens_not_length() -> None:
     assert BY_USAGE.class_of(outcome(num_prompt=51)) is RequestClass.MEDIUM
     assert BY_USAGE.class_of(outcome(num_prompt=200)) is RequestClass.MEDIUM
     assert BY_USAGE.class_of(outcome(num_prompt=201)) is RequestClass.HEAVY
-    by_trace = ClassRule(50, 200, ClassSource.TRACE)
+    by_trace = ClassRule(ClassBounds(50, 200), ClassSource.TRACE)
     assert by_trace.class_of(outcome(num_prompt=9000, num_cached=8960)) is RequestClass.HEAVY
     assert by_trace.class_of(outcome(num_prompt=9000, hit_tokens=8960)) is RequestClass.WARM
 

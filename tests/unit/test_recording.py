@@ -8,8 +8,8 @@ import pytest
 from tests.recordings import operation, recording, request
 
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.core.node_use import most_at_once, node_uses, prewarms_s, releases_s
 from kernelflume.core.recording import REQUESTS, SUMMARY, Recording
+from kernelflume.scaler.sim.node_spans import most_at_once, node_spans, prewarms_s, releases_s
 from kernelflume.scaler.sim.recordings import read_recording
 
 
@@ -117,9 +117,9 @@ def test_nodes_are_paid_for_from_launch_to_release() -> None:
         phases=(("draining", 2.0), ("retiring", 0.25), ("releasing", 0.5), ("done", 0.0)),
     )
     run = recording(operations=(operation(), down))
-    uses = {use.node_id: (use.from_s, use.until_s) for use in node_uses(run)}
-    assert uses == {"a-1": (0.0, 12.75), "a-2": (2.0, 20.0)}
-    assert most_at_once(node_uses(run)) == 2
+    spans = {span.node_id: (span.from_s, span.until_s) for span in node_spans(run)}
+    assert spans == {"a-1": (0.0, 12.75), "a-2": (2.0, 20.0)}
+    assert most_at_once(node_spans(run)) == 2
     assert prewarms_s(run) == [0.5]
     assert releases_s(run) == [0.75]
 
@@ -129,7 +129,7 @@ def test_nodes_that_were_given_up_are_paid_for_until_then() -> None:
         result="cancelled", phases=(("launching", 1.0), ("rolling_back", 0.5), ("done", 0.0))
     )
     run = recording(operations=(given_up,))
-    assert [use.seconds for use in node_uses(run)] == [20.0, 1.5]
+    assert [span.seconds for span in node_spans(run)] == [20.0, 1.5]
     assert prewarms_s(run) == []
 
 
@@ -137,11 +137,11 @@ def test_a_drain_that_was_undone_ends_nothing() -> None:
     undone = operation(
         initial=1, target=0, node_ids=("a-1",), result="cancelled", phases=(("draining", 1.0),)
     )
-    assert [use.seconds for use in node_uses(recording(operations=(undone,)))] == [20.0]
+    assert [span.seconds for span in node_spans(recording(operations=(undone,)))] == [20.0]
 
 
 def test_nodes_that_come_or_go_beyond_the_run_count_within_it() -> None:
     before = operation(started_s=-0.2)
     late = operation(started_s=19.9, node_ids=("a-3",), result="", phases=(("launching", 0.3),))
-    seconds = {use.node_id: use.seconds for use in node_uses(recording(operations=(before, late)))}
+    seconds = {span.node_id: span.seconds for span in node_spans(recording(operations=(before, late)))}
     assert seconds == {"a-1": 20.0, "a-2": 20.0, "a-3": pytest.approx(0.1)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kernelflume.core.request_class import ClassBounds, RequestClass
 from kernelflume.core.roles import WeightNodeRole
 from kernelflume.router.placement.decision import Placement, PlacementReason
 from kernelflume.router.placement.nodes import WeightNodeView
 from kernelflume.router.placement.place import place
 from kernelflume.router.placement.policies import PolicyName, PolicyParameters
-from kernelflume.router.placement.request import ClassBounds, PlacementRequest, RequestClass
+from kernelflume.router.placement.request import PlacementRequest
 
 BOTH, PREFILL, DECODE = WeightNodeRole.BOTH, WeightNodeRole.PREFILL, WeightNodeRole.DECODE
 HEAVY = PlacementRequest(num_prompt_tokens=30_000)

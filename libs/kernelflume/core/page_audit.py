@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from kernelflume.core.ranges import TokenRange
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from kernelflume.core.ranges import SequenceRoute, TokenRange
+    from kernelflume.core.ranges import SequenceRoute
 
 _MOST_NAMED = 8
 """Pages that one fault names."""
@@ -202,7 +204,7 @@ def _ranges_on(route: SequenceRoute | None, node_id: str) -> tuple[TokenRange, .
         if owned.node_id != node_id or not owned.tokens.num_tokens:
             continue
         if spans and spans[-1].end == owned.tokens.start:
-            spans[-1] = type(owned.tokens)(spans[-1].start, owned.tokens.end)
+            spans[-1] = TokenRange(spans[-1].start, owned.tokens.end)
         else:
             spans.append(owned.tokens)
     return tuple(spans)

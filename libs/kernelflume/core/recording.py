@@ -25,6 +25,13 @@ _MOST_COUNT = 2**48
 _Kind = TypeVar("_Kind")
 
 
+def time_per_token_s(first_token_s: float, ended_s: float, output_tokens: int) -> float | None:
+    """Return the mean time of a token after the first (TPOT); None with fewer than two."""
+    if output_tokens < 2:
+        return None
+    return (ended_s - first_token_s) / (output_tokens - 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest:
     """One request that was answered whole."""
@@ -49,9 +56,7 @@ class RecordedRequest:
     @property
     def tpot_s(self) -> float | None:
         """Mean time of a token after the first; None with fewer than two."""
-        if self.output_tokens < 2:
-            return None
-        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+        return time_per_token_s(self.first_token_s, self.ended_s, self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from kernelflume.cli.bench.classes import ClassRule, ClassSource
 from kernelflume.cli.bench.outcome import Outcome
 from kernelflume.cli.bench.plot import write_plot
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.request_class import ClassBounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ def write_artifacts(folder: Path, result: dict[str, Any], outcomes: Sequence[Out
         ConfigurationError: a file cannot be written.
     """
     own = result["kernelflume"]
-    rule = ClassRule(own["warm_tokens"], own["heavy_tokens"], ClassSource(own["classes_by"]))
+    rule = ClassRule(ClassBounds(own["warm_tokens"], own["heavy_tokens"]), ClassSource(own["classes_by"]))
     try:
         (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         _write_requests(folder / REQUESTS, outcomes, rule)
@@ -64,4 +65,4 @@ def _write_requests(path: Path, outcomes: Sequence[Outcome], rule: ClassRule) ->
         writer.writerow([*names, "tpot_s", "class"])
         for outcome in sorted(outcomes, key=lambda each: each.sent_s):
             values = [getattr(outcome, name) for name in names]
-            writer.writerow([*values, outcome.tpot_s, rule.class_of(outcome)])
+            writer.writerow([*values, outcome.tpot_s, rule.class_of(outcome).name])

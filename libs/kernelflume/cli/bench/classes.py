@@ -7,19 +7,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from kernelflume.cli.bench.distribution import percentile
+from kernelflume.core.request_class import RequestClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernelflume.cli.bench.outcome import Outcome
-
-
-class RequestClass(StrEnum):
-    """How heavy a request is, whatever the length of its prompt."""
-
-    WARM = "WARM"
-    MEDIUM = "MEDIUM"
-    HEAVY = "HEAVY"
+    from kernelflume.core.request_class import ClassBounds
 
 
 class ClassSource(StrEnum):
@@ -33,19 +27,15 @@ class ClassSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """Up to ``warm_tokens`` new tokens are WARM, above ``heavy_tokens`` HEAVY, between them MEDIUM."""
+    """Bounds of the classes, and where the number of new tokens comes from."""
 
-    warm_tokens: float
-    heavy_tokens: float
+    bounds: ClassBounds
     source: ClassSource
 
     def class_of(self, outcome: Outcome) -> RequestClass:
         """Return a request's class; one whose cached tokens are not told is classed by the trace."""
         cached = outcome.num_cached if self.source is ClassSource.USAGE else None
-        new = outcome.num_prompt - (outcome.hit_tokens if cached is None else cached)
-        if new <= self.warm_tokens:
-            return RequestClass.WARM
-        return RequestClass.HEAVY if new > self.heavy_tokens else RequestClass.MEDIUM
+        return self.bounds.of(outcome.num_prompt - (outcome.hit_tokens if cached is None else cached))
 
 
 def class_source(outcomes: Sequence[Outcome], asked: ClassSource | None) -> ClassSource:
@@ -58,9 +48,9 @@ def class_source(outcomes: Sequence[Outcome], asked: ClassSource | None) -> Clas
 
 def class_lines(outcomes: Sequence[Outcome], rule: ClassRule) -> dict[str, dict[str, Any]]:
     """Return the figures of all requests and of each class; times in seconds, None where there is none."""
-    groups: dict[str, list[Outcome]] = {"ALL": list(outcomes)} | {name: [] for name in RequestClass}
+    groups: dict[str, list[Outcome]] = {"ALL": list(outcomes)} | {each.name: [] for each in RequestClass}
     for outcome in outcomes:
-        groups[rule.class_of(outcome)].append(outcome)
+        groups[rule.class_of(outcome).name].append(outcome)
     return {name: _line(group) for name, group in groups.items()}
 
 

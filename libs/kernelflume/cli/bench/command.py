@@ -23,6 +23,7 @@ from kernelflume.cli.options import DEFAULT_SCALER, ScalerAddress, utf8
 from kernelflume.cli.output import output_console
 from kernelflume.cli.security import with_channels
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.request_class import HEAVY_TOKENS, WARM_TOKENS
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.runtime.service import EXIT_FAILED
 
@@ -159,10 +160,10 @@ def bench(
     ] = None,
     warm_tokens: Annotated[
         float, typer.Option(min=0, callback=finite, help="WARM requests have at most so many new tokens.")
-    ] = 5000,
+    ] = WARM_TOKENS,
     heavy_tokens: Annotated[
         float, typer.Option(min=0, callback=finite, help="HEAVY requests have more new tokens than this.")
-    ] = 20000,
+    ] = HEAVY_TOKENS,
     classes_by: Annotated[
         Literal["usage", "trace"] | None,
         typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernelflume.cli.bench.classes import RequestClass
+from kernelflume.core.request_class import RequestClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def write_plot(path: Path, outcomes: Sequence[Outcome], rule: ClassRule, title: 
     figure = Figure(figsize=(12, 8), layout="constrained")
     figure.suptitle(title, parse_math=False)
     axes = figure.subplots(2, 2)
-    groups: dict[RequestClass, list[Outcome]] = {name: [] for name in RequestClass}
+    groups: dict[RequestClass, list[Outcome]] = {each: [] for each in RequestClass}
     for outcome in outcomes:
         if outcome.ok:
             groups[rule.class_of(outcome)].append(outcome)
@@ -42,7 +42,7 @@ def write_plot(path: Path, outcomes: Sequence[Outcome], rule: ClassRule, title: 
                 if (value := getattr(outcome, attribute)) is not None
             ]
             if points:
-                label = f"{group} ({len(points)})"
+                label = f"{group.name} ({len(points)})"
                 axes[row][0].plot(*zip(*points, strict=True), ".", color=_COLOURS[group], label=label)
                 _draw_shares(axes[row][1], [value for _, value in points], _COLOURS[group], label)
         axes[row][0].set(xlabel="sent after s", ylabel=f"{name} in s", ylim=(0, None))

@@ -11,6 +11,7 @@ from kernelflume.cli.bench.answer import CANCELLED
 from kernelflume.cli.bench.classes import ClassRule, ClassSource, class_lines, class_source
 from kernelflume.cli.bench.distribution import percentile, summary_ms
 from kernelflume.cli.bench.nodes import imbalance, node_lines
+from kernelflume.core.request_class import ClassBounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +85,7 @@ def result_of(facts: RunFacts, measured: Measured) -> dict[str, Any]:
 
 def _own(facts: RunFacts, measured: Measured, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     source = class_source(outcomes, facts.classes_by)
-    rule = ClassRule(facts.warm_tokens, facts.heavy_tokens, source)
+    rule = ClassRule(ClassBounds(facts.warm_tokens, facts.heavy_tokens), source)
     whole = [outcome for outcome in outcomes if outcome.ok]
     num_prompt = sum(outcome.num_prompt for outcome in whole)
     told = [outcome for outcome in whole if outcome.num_cached is not None]

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kernelflume.router.generation import GenerationObserver
     from kernelflume.router.metrics import RouterMetrics
     from kernelflume.router.placer import Decision, Placer, Prompt
-    from kernelflume.router.weightnodes import WeightNodes
+    from kernelflume.router.runs import StartRun
+    from kernelflume.router.weightnodes import WeightNode, WeightNodes
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Headers
 
@@ -115,15 +116,9 @@ class Course:
         )
         is_resumed = bool(generation.token_ids)
         self._observer.placed(decision, node_id=node.node_id, is_resumed=is_resumed)
+        request = self._request(generation, is_resumed=is_resumed)
         generation.begin(
-            partial(
-                node.generate,
-                self._request(generation, is_resumed=is_resumed),
-                timeout_s=max(0.0, self._deadline.remaining_s),
-                headers=self._headers,
-                hands_over=hands_over,
-            ),
-            RunSite(address, node.node_id, load),
+            self._start_on(node, request, hands_over=hands_over), RunSite(address, node.node_id, load)
         )
 
     def _held(self, generation: Generation, route: SequenceRoute) -> None:
@@ -147,14 +142,18 @@ class Course:
         self._giving_up = asyncio.get_running_loop().call_later(
             parts.hand_over_timeout_s, generation.give_move_up, site
         )
-        generation.move(
-            partial(
-                node.generate,
-                self._request(generation, is_resumed=True, route=route),
-                timeout_s=max(0.0, self._deadline.remaining_s),
-                headers=self._headers,
-            ),
-            site,
+        request = self._request(generation, is_resumed=True, route=route)
+        generation.move(self._start_on(node, request), site)
+
+    def _start_on(
+        self, node: WeightNode, request: wnode_pb2.GenerateRequest, *, hands_over: bool = False
+    ) -> StartRun:
+        return partial(
+            node.generate,
+            request,
+            timeout_s=max(0.0, self._deadline.remaining_s),
+            headers=self._headers,
+            hands_over=hands_over,
         )
 
     def _target(self, generation: Generation) -> str | None:

@@ -11,9 +11,9 @@ from kernelflume.router.latencies import Both
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kernelflume.core.request_class import RequestClass
     from kernelflume.router.latencies import Observer
     from kernelflume.router.placement.nodes import WeightNodeView
-    from kernelflume.router.placement.request import RequestClass
     from kernelflume.router.placer import Decision
 
 _MODEL = ("model_name",)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.router.placement.place import place
-from kernelflume.router.placement.request import PlacementRequest, RequestClass
+from kernelflume.router.placement.request import PlacementRequest
 from kernelflume.router.prefixes import ContextKeys, Known, PrefixIndex
 from kernelflume.router.sessions import SessionTable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from kernelflume.core.request_class import RequestClass
     from kernelflume.router.placement.decision import Placement
     from kernelflume.router.placement.policies import PolicyName
     from kernelflume.router.sessions import SessionKey

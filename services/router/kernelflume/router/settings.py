@@ -9,8 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from kernelflume.core.apikeys import KeyLimits
+from kernelflume.core.request_class import HEAVY_TOKENS, WARM_TOKENS, ClassBounds
 from kernelflume.router.placement.policies import PolicyName, PolicyParameters
-from kernelflume.router.placement.request import ClassBounds
 from kernelflume.router.tools.registry import ToolParserName  # noqa: TC001 - pydantic reads it
 from kernelflume.runtime.settings import ByteSize, ServiceSettings
 from kernelflume.runtime.tls import TlsSettings
@@ -86,9 +86,9 @@ class PlacementSettings(BaseModel):
     """`cache_gate` has a heavy prompt computed apart when at least this share of it is cached."""
     affinity_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """`unified` keeps a session on its node when more than this share of the prompt is cached."""
-    warm_tokens: int = Field(default=5_000, ge=0)
+    warm_tokens: int = Field(default=WARM_TOKENS, ge=0)
     """A request with at most so many tokens to compute is WARM."""
-    heavy_tokens: int = Field(default=20_000, ge=0)
+    heavy_tokens: int = Field(default=HEAVY_TOKENS, ge=0)
     """A request with more than so many tokens to compute is HEAVY; those between are MEDIUM."""
     sessions: int = Field(default=65_536, ge=1)
     """Most sessions that are remembered; the one that was used longest ago gives way."""

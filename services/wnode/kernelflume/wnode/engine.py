@@ -434,7 +434,7 @@ class Engine:
             if sampling.seed is None and not sampling.is_greedy:
                 random_key = sequence.random_key
             if sequence.num_handed:
-                self._hand_overs.take_note_of(sequence)
+                self._hand_overs.count_taken(sequence)
             elif self._prefix_cache.looks_up(sequence):
                 self._reporter.count_prefix(len(sequence.prompt), num_cached)
         prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []

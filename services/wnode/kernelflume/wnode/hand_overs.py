@@ -99,7 +99,7 @@ class HandOvers:
         self.counts.num_expired += len(late)
         return late
 
-    def take_note_of(self, sequence: Sequence) -> None:
+    def count_taken(self, sequence: Sequence) -> None:
         """Count a sequence that was handed to this node, at its first token here."""
         self.counts.num_taken += 1
         self.counts.num_recomputed_tokens += max(0, sequence.num_handed - sequence.num_shared)

@@ -14,7 +14,9 @@ import numpy as np
 
 from kernelflume.core.errors import PeerLostError
 from kernelflume.core.names import split_name
-from kernelflume.transport.wire import BLOCK_DTYPE, MAX_BLOCKS
+from kernelflume.transport.wire import MAX_BLOCKS
+from kernelflume.wnode.named_blocks import named_blocks
+from kernelflume.wnode.publisher import free_sequence
 from kernelflume.wnode.runs import Run, by_node, choose_runs, cut, num_beginning, route_of
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ class Lookups:
         part = None if lookup is None else lookup.parts.get(link.node_id)
         if lookup is None or part is None:
             # It was given up, and the answer may have overtaken what frees it.
-            _free(link, notice.sequence)
+            free_sequence(link, notice.sequence)
             return
         part.num_held += notice.num_blocks
         if part.num_held < part.num_asked or part.num_asked == len(part.blocks):
@@ -238,13 +240,7 @@ class Lookups:
     @staticmethod
     def _blocks(lookup: _Lookup, runs: Iterable[Run]) -> np.ndarray:
         numbers = np.concatenate([np.arange(run.start, run.end) for run in runs])
-        blocks = np.empty(len(numbers), BLOCK_DTYPE)
-        blocks["key"] = lookup.keys[numbers]
-        blocks["start"] = numbers * lookup.page_tokens
-        blocks["num_tokens"] = np.minimum(
-            lookup.page_tokens, lookup.num_tokens - numbers * lookup.page_tokens
-        )
-        return blocks
+        return named_blocks(numbers, lookup.keys[numbers], lookup.page_tokens, num_tokens=lookup.num_tokens)
 
     @staticmethod
     def _ask(lookup: _Lookup, link: Link, part: _Part) -> None:
@@ -293,7 +289,7 @@ class Lookups:
         for node_id in lookup.parts:
             link = self._links.of_node(node_id)
             if link is not None:
-                _free(link, lookup.sequence_id)
+                free_sequence(link, lookup.sequence_id)
         lookup.parts = {}
 
     def _forget_finds(self, lookup: _Lookup) -> list[tuple[str, int]]:
@@ -303,10 +299,3 @@ class Lookups:
             del self._finds[key]
         lookup.num_unanswered = 0
         return unanswered
-
-
-def _free(link: Link, sequence_id: int) -> None:
-    try:
-        link.send_free([sequence_id])
-    except PeerLostError as error:
-        logger.warning("%s", error)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kernelflume.core.ranges import SequenceRoute
-from kernelflume.transport.wire import BLOCK_DTYPE, Found, Shared
+from kernelflume.transport.wire import Found, Shared
 from kernelflume.wnode.lookups import Lookups
 from kernelflume.wnode.messages import RoutesChanged
+from kernelflume.wnode.named_blocks import packed
 from kernelflume.wnode.publisher import MAX_OPEN_MOVING, Publisher
 from kernelflume.wnode.runs import runs_of
 from kernelflume.wnode.sequence import LookupPhase
@@ -219,8 +218,9 @@ class PrefixCache:
         found = sequence.block_keys(min(wanted, before + budget), page_tokens)
         if found.num_tokens >= wanted:
             sequence.lookup = LookupPhase.UNDER_WAY
-            packed = np.frombuffer(b"".join(found.keys[:num_blocks]), BLOCK_DTYPE["key"])
-            self._lookups.begin(sequence, packed, self._ledger.table.active, page_tokens)
+            self._lookups.begin(
+                sequence, packed(found.keys[:num_blocks]), self._ledger.table.active, page_tokens
+            )
         return found.num_tokens - before
 
     def _begin_handed(self, sequence: Sequence, page_tokens: int) -> int:
@@ -235,6 +235,5 @@ class PrefixCache:
         names = [*keys.keys[: route.num_tokens // page_tokens]]
         if route.num_tokens % page_tokens:
             names.append(keys.key())
-        packed = np.frombuffer(b"".join(names), BLOCK_DTYPE["key"])
-        self._lookups.take_over(sequence, packed, runs, page_tokens, num_tokens=route.num_tokens)
+        self._lookups.take_over(sequence, packed(names), runs, page_tokens, num_tokens=route.num_tokens)
         return keys.num_tokens - before

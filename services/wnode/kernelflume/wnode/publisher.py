@@ -10,6 +10,7 @@ import numpy as np
 
 from kernelflume.core.errors import PeerLostError
 from kernelflume.transport.wire import BLOCK_DTYPE, MAX_BLOCKS
+from kernelflume.wnode.named_blocks import named_blocks, packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
@@ -89,7 +90,9 @@ class Publisher:
         for node_id, numbers in blocks.items():
             link = self._links.of_node(node_id)
             if link is not None and numbers:
-                self._send(link, sequence.sequence_id, _blocks_of(numbers, keys, page_tokens))
+                found = packed(keys[number] for number in numbers)
+                named = named_blocks(np.array(numbers), found, page_tokens, num_tokens=sequence.num_computed)
+                self._send(link, sequence.sequence_id, named)
 
     def publish_rest(self, sequence: Sequence, key: bytes, page_tokens: int) -> None:
         """Name a sequence's last block, which is not full, by the key of exactly what is computed."""
@@ -107,7 +110,7 @@ class Publisher:
                 continue
             naming = self._open.get((link.node_name, sequence.sequence_id))
             if naming is None:
-                _free(link, sequence.sequence_id)
+                free_sequence(link, sequence.sequence_id)
             else:
                 naming.ends = True
                 link.num_endings += 1
@@ -150,19 +153,11 @@ class Publisher:
         del self._open[naming.link.node_name, naming.sequence_id]
         if naming.ends:
             naming.link.num_endings -= 1
-            _free(naming.link, naming.sequence_id)
+            free_sequence(naming.link, naming.sequence_id)
 
 
-def _blocks_of(numbers: list[int], keys: Items[bytes], page_tokens: int) -> np.ndarray:
-    """Return [num_blocks] of BLOCK_DTYPE for full blocks."""
-    blocks = np.empty(len(numbers), BLOCK_DTYPE)
-    blocks["key"] = np.frombuffer(b"".join(keys[number] for number in numbers), BLOCK_DTYPE["key"])
-    blocks["start"] = np.array(numbers) * page_tokens
-    blocks["num_tokens"] = page_tokens
-    return blocks
-
-
-def _free(link: Link, sequence_id: int) -> None:
+def free_sequence(link: Link, sequence_id: int) -> None:
+    """Tell a node that a sequence ended. That a node is gone is for the next step's exchange to tell."""
     try:
         link.send_free([sequence_id])
     except PeerLostError as error:

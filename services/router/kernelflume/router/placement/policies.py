@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from kernelflume.core.request_class import ClassBounds, RequestClass
 from kernelflume.router.placement.decision import Placement, PlacementReason
 from kernelflume.router.placement.nodes import (
     is_overloaded,
@@ -14,12 +15,12 @@ from kernelflume.router.placement.nodes import (
     least_requests,
     least_tokens,
 )
-from kernelflume.router.placement.request import ClassBounds, PlacementRequest, RequestClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kernelflume.router.placement.nodes import Candidates, WeightNodeView
+    from kernelflume.router.placement.request import PlacementRequest
 
     Choice = tuple[WeightNodeView, PlacementReason]
 

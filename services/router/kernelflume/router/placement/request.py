@@ -3,31 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-
-
-class RequestClass(StrEnum):
-    """Size of a request by the tokens that must be computed for it, which says more than its length."""
-
-    WARM = "warm"
-    MEDIUM = "medium"
-    HEAVY = "heavy"
-
-
-@dataclass(frozen=True, slots=True)
-class ClassBounds:
-    """Where one class ends and the next begins."""
-
-    warm_tokens: int = 5_000
-    """A request with at most so many new tokens is warm."""
-    heavy_tokens: int = 20_000
-    """One with more than so many is heavy; those between are medium."""
-
-    def of(self, num_new_tokens: int) -> RequestClass:
-        """Return the class of a request with so many new tokens."""
-        if num_new_tokens <= self.warm_tokens:
-            return RequestClass.WARM
-        return RequestClass.HEAVY if num_new_tokens > self.heavy_tokens else RequestClass.MEDIUM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

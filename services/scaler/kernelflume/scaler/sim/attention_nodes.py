@@ -19,10 +19,10 @@ from kernelflume.scaler.sim.shards import Shard
 if TYPE_CHECKING:
     from kernelflume.core.profile import PerformanceProfile
     from kernelflume.scaler.scaling_policy import ScalingPolicy
-    from kernelflume.scaler.sim.cluster import World
     from kernelflume.scaler.sim.engine import Engine
     from kernelflume.scaler.sim.step_model import StepModel
     from kernelflume.scaler.sim.strategy_settings import Spot
+    from kernelflume.scaler.sim.world import World
 
 PREWARMED, NOTICED, TAKEN = range(3)
 """Numbers of events of kind CAPACITY, whose subject is a node: the first of an operation for PREWARMED."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kernelflume.scaler.sim.attention_nodes import PoolKind
-    from kernelflume.scaler.sim.cluster import World
     from kernelflume.scaler.sim.events import Event
     from kernelflume.scaler.sim.shards import Residence, Shard
+    from kernelflume.scaler.sim.world import World
     from kernelflume.scaler.sizing import Sizing
 
 _ENGINE = 1

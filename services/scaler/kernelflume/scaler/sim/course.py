@@ -12,11 +12,12 @@ from kernelflume.scaler.sim.next_look import tick_at_or_after, tick_before
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernelflume.scaler.sim.cluster import Cluster, World
+    from kernelflume.scaler.sim.cluster import Cluster
     from kernelflume.scaler.sim.sessions import Session
     from kernelflume.scaler.sim.shards import Residence
     from kernelflume.scaler.sim.workload import Demand
     from kernelflume.scaler.sim.workload_settings import Workload
+    from kernelflume.scaler.sim.world import World
 
 
 class Course:

@@ -15,10 +15,10 @@ from kernelflume.scaler.sizing import FOREVER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kernelflume.scaler.sim.cluster import World
     from kernelflume.scaler.sim.shards import Residence
     from kernelflume.scaler.sim.step_model import StepModel
     from kernelflume.scaler.sim.strategy_settings import Instances
+    from kernelflume.scaler.sim.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from kernelflume.scaler.pool_view import PoolView
     from kernelflume.scaler.sim.attention_nodes import PoolKind
-    from kernelflume.scaler.sim.cluster import World
     from kernelflume.scaler.sim.measured_steps import MeasuredSteps
     from kernelflume.scaler.sim.measures import StepMeter
     from kernelflume.scaler.sim.shards import Residence, Shard
+    from kernelflume.scaler.sim.world import World
 
 _STALENESS_S = 1.0
 """Until a node's figures reach a look of the live scaler."""

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
-from kernelflume.core.node_use import prewarms_s, releases_s
+from kernelflume.core.recording import time_per_token_s
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.sim.attention_nodes import PoolKind
-from kernelflume.scaler.sim.cluster import World
 from kernelflume.scaler.sim.events import Event, EventKind, EventQueue
 from kernelflume.scaler.sim.live_pool import LiveFacts, LivePool, uncomputed_tokens
 from kernelflume.scaler.sim.measured_steps import Calibration, MeasuredSteps
+from kernelflume.scaler.sim.node_spans import prewarms_s, releases_s
 from kernelflume.scaler.sim.sessions import Session, Turn
+from kernelflume.scaler.sim.world import World
 
 if TYPE_CHECKING:
     from kernelflume.core.recording import RecordedRequest, Recording
@@ -39,9 +40,7 @@ class ReplayedRequest:
     @property
     def tpot_s(self) -> float | None:
         """Mean time of a token after the first; None with fewer than two."""
-        if self.output_tokens < 2:
-            return None
-        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+        return time_per_token_s(self.first_token_s, self.ended_s, self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kernelflume.scaler.sim.cluster import World
     from kernelflume.scaler.sim.config import Price
     from kernelflume.scaler.sim.measures import Timeline
+    from kernelflume.scaler.sim.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

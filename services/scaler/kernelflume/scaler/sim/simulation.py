@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.attention_nodes import PoolKind
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
-from kernelflume.scaler.sim.cluster import World
 from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.events import EventQueue
 from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
@@ -19,6 +18,7 @@ from kernelflume.scaler.sim.result import summarize
 from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
 from kernelflume.scaler.sim.strategy_settings import Fixed, Instances, KernelFlume
 from kernelflume.scaler.sim.workload import build_demand
+from kernelflume.scaler.sim.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable

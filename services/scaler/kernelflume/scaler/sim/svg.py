@@ -6,7 +6,7 @@ import re
 
 _IDENTIFIER = re.compile(r'(\bid="|href="#|url\(#)')
 _INK = re.compile(r"#000000\b|\bblack\b")
-_SIZE = re.compile(r'(<svg\b[^>]*?) width="[^"]*"', re.DOTALL)
+_WIDTH = re.compile(r'(<svg\b[^>]*?) width="[^"]*"', re.DOTALL)
 _HEIGHT = re.compile(r'(<svg\b[^>]*?) height="[^"]*"', re.DOTALL)
 
 
@@ -24,7 +24,7 @@ def embedded(svg: str, name: str, title: str) -> str:
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = _IDENTIFIER.sub(rf"\g<1>{name}-", element)
     element = _INK.sub("currentColor", element)
-    element = _HEIGHT.sub(r"\1", _SIZE.sub(r"\1", element, count=1), count=1)
+    element = _HEIGHT.sub(r"\1", _WIDTH.sub(r"\1", element, count=1), count=1)
     # Text without a colour of its own is drawn black, whatever the page's colour is.
     words = title.replace("&", "and").replace("<", "").replace('"', "'")
     return element.replace("<svg", f'<svg role="img" aria-label="{words}" fill="currentColor"', 1)

@@ -10,9 +10,9 @@ import numpy as np
 from rich.table import Table
 
 from kernelflume.core.errors import ConfigurationError
-from kernelflume.core.node_use import most_at_once, node_uses
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.sim.calibration import EVERYTHING
+from kernelflume.scaler.sim.node_spans import most_at_once, node_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,7 +95,7 @@ def compare(
     Raises:
         ConfigurationError: no request has a second token.
     """
-    uses = node_uses(recording)
+    spans = node_spans(recording)
     # A policy without prices has them at 0: then node-hours are the cost.
     node_price = ScalingPolicy.parse(recording.policy).node_cost_per_hour or 1.0
     weight_price = node_price if weight_node_price is None else weight_node_price
@@ -106,7 +106,7 @@ def compare(
         replayed.first_token_s - request.sent_s
         for replayed, request in zip(replay.requests[judged], recording.requests[judged], strict=True)
     ]
-    node_seconds = math.fsum(use.seconds for use in uses)
+    node_seconds = math.fsum(span.seconds for span in spans)
 
     def cost(attention_s: float, weight_s: float) -> float:
         return (attention_s * node_price + weight_s * weight_price) / 3600
@@ -130,7 +130,7 @@ def compare(
             _figure("TPOT p50", "ms", 1e3 * _at(live_tpots, 50), 1e3 * _at(tpots, 50)),
             _figure("TTFT p50", "ms", 1e3 * _at(waits, 50), 1e3 * _at(replayed_waits, 50)),
             _figure("duration", "s", recording.duration_s, replay.duration_s),
-            _figure("most nodes", "", most_at_once(uses), replay.most_nodes),
+            _figure("most nodes", "", most_at_once(spans), replay.most_nodes),
         ),
     )
 

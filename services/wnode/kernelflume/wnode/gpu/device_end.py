@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from kernelflume.transport.nixl import NixlTransport
     from kernelflume.transport.wire import LaneData
 
-_ATTENTION_REGIONS = 3
-"""Queries, appends and counters of a lane."""
-
 
 class DeviceEnd:
     """Registered memory of one link's lanes, and how far their counters are.

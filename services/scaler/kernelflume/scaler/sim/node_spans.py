@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUse:
+class NodeSpan:
     """One attention node, within the run: from its launch to the end of its process."""
 
     node_id: str
@@ -24,21 +24,21 @@ class NodeUse:
         return self.until_s - self.from_s
 
 
-def node_uses(recording: Recording) -> tuple[NodeUse, ...]:
+def node_spans(recording: Recording) -> tuple[NodeSpan, ...]:
     """Return the nodes of a run in the order in which they came.
 
     A node is paid for from the beginning of the operation that launches it to the end of the one that takes
     it out, or that gives it up.
     """
     began = dict.fromkeys(recording.initial_nodes, 0.0)
-    over: list[NodeUse] = []
+    over: list[NodeSpan] = []
 
     def clipped(seconds: float) -> float:
         return min(recording.duration_s, max(0.0, seconds))
 
     def end(node_id: str, at_s: float) -> None:
         if node_id in began:
-            over.append(NodeUse(node_id, began.pop(node_id), clipped(at_s)))
+            over.append(NodeSpan(node_id, began.pop(node_id), clipped(at_s)))
 
     for operation in sorted(recording.operations, key=lambda each: each.started_s):
         for node_id in operation.node_ids:
@@ -48,13 +48,13 @@ def node_uses(recording: Recording) -> tuple[NodeUse, ...]:
                     end(node_id, operation.ended_s)
             elif operation.result == "succeeded":
                 end(node_id, operation.ended_s)
-    over += [NodeUse(node_id, from_s, recording.duration_s) for node_id, from_s in began.items()]
-    return tuple(sorted(over, key=lambda use: (use.from_s, use.node_id)))
+    over += [NodeSpan(node_id, from_s, recording.duration_s) for node_id, from_s in began.items()]
+    return tuple(sorted(over, key=lambda span: (span.from_s, span.node_id)))
 
 
-def most_at_once(uses: tuple[NodeUse, ...]) -> int:
+def most_at_once(spans: tuple[NodeSpan, ...]) -> int:
     """Return the most nodes that were paid for at one time."""
-    changes = sorted([(use.from_s, 1) for use in uses] + [(use.until_s, -1) for use in uses])
+    changes = sorted([(span.from_s, 1) for span in spans] + [(span.until_s, -1) for span in spans])
     return max(accumulate(change for _, change in changes), default=0)
 
 
