@@ -3,9 +3,25 @@
 from hypothesis import settings
 
 from tests.certificates import authority, folder, node
+from tests.second_try import (
+    pytest_collection_modifyitems,
+    pytest_exception_interact,
+    pytest_runtest_teardown,
+    pytest_timeout_set_timer,
+)
 from tests.valkey import valkey, valkey_url
 
-__all__ = ["authority", "folder", "node", "valkey", "valkey_url"]
+__all__ = [
+    "authority",
+    "folder",
+    "node",
+    "pytest_collection_modifyitems",
+    "pytest_exception_interact",
+    "pytest_runtest_teardown",
+    "pytest_timeout_set_timer",
+    "valkey",
+    "valkey_url",
+]
 
 # A busy machine may take any time for an example; none is failed for it.
 settings.register_profile("kernelflume", deadline=None)
