@@ -18,17 +18,21 @@ from kernelflume.core.errors import (
 )
 from kernelflume.core.ranges import SequenceRoute
 from kernelflume.core.sampling import SamplingParameters
-from kernelflume.router.course import ChoiceJob, Course, CourseParts
+from kernelflume.router.course import Course
+from kernelflume.router.course_parts import CourseParts
+from kernelflume.router.job import ChoiceJob
 from kernelflume.router.loads import Load, LoadBook
 from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.placement.nodes import WeightNodeView
 from kernelflume.router.placer import Placer, Prompt
+from kernelflume.router.roster import Roster
 from kernelflume.router.settings import PlacementSettings
 from kernelflume.rpc.v1 import wnode_pb2
 from kernelflume.runtime.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from kernelflume.router.attachment import Receiver
+    from kernelflume.router.moves import EndedMove
     from kernelflume.router.weightnodes import WeightNodes
 
 ERRORS: dict[str, KernelFlumeError] = {
@@ -117,9 +121,13 @@ class FakeNodes:
 class Observer:
     def __init__(self) -> None:
         self.ends: list[bool] = []
+        self.moves: list[EndedMove] = []
         self.num_tokens = 0
 
     def placed(self, decision: Any, **_: Any) -> None: ...
+
+    def moved(self, move: EndedMove) -> None:
+        self.moves.append(move)
 
     def started(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
@@ -188,6 +196,7 @@ def make_parts(nodes: FakeNodes) -> CourseParts:
         request_timeout_s=60.0,
         resume_timeout_s=0.0,
         hand_over_timeout_s=60.0,
+        roster=Roster(),
     )
 
 

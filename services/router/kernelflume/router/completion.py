@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from kernelflume.router.choice import ChoiceText, Delta
-    from kernelflume.router.course import ChoiceJob
     from kernelflume.router.dispatch import Dispatcher
     from kernelflume.router.generation import Generation
+    from kernelflume.router.job import ChoiceJob
     from kernelflume.router.metrics import RouterMetrics
+    from kernelflume.router.moves import EndedMove
     from kernelflume.router.placer import Decision
     from kernelflume.router.traces import RequestTrace
     from kernelflume.runtime.clock import Clock
@@ -51,6 +52,9 @@ class _Progress:
 
     def placed(self, decision: Decision, *, node_id: str, is_resumed: bool) -> None:
         self._trace.placed(decision, node_id=node_id, is_resumed=is_resumed)
+
+    def moved(self, move: EndedMove) -> None:
+        self._trace.moved(move)
 
     def started(self, num_tokens: int) -> None:
         self.given_up()

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import OverloadedError, UnavailableError
 from kernelflume.core.ranges import SequenceRoute
-from kernelflume.core.resumption import FROM_THE_START, Resumption
+from kernelflume.core.resumption import Resumption
 from kernelflume.router.generation import Generation
 from kernelflume.router.loads import RunLoad
+from kernelflume.router.moves import MoveOrder, MoveOutcome, Moves
+from kernelflume.router.placement.balance import RunningChoice
+from kernelflume.router.placement.decision import MoveReason
 from kernelflume.router.runs import RunSite
-from kernelflume.rpc.codec import resumption_to_proto, sampling_to_proto
-from kernelflume.rpc.v1 import wnode_pb2
 from kernelflume.runtime.clock import Deadline
 
 if TYPE_CHECKING:
     from kernelflume.core.errors import KernelFlumeError
-    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.router.course_parts import CourseParts
     from kernelflume.router.generation import GenerationObserver
-    from kernelflume.router.metrics import RouterMetrics
-    from kernelflume.router.placer import Decision, Placer, Prompt
+    from kernelflume.router.job import ChoiceJob
+    from kernelflume.router.placement.balance import BalanceMove
+    from kernelflume.router.placer import Decision
     from kernelflume.router.runs import StartRun
-    from kernelflume.router.weightnodes import WeightNode, WeightNodes
-    from kernelflume.runtime.clock import Clock
+    from kernelflume.router.weightnodes import WeightNode
+    from kernelflume.rpc.v1 import wnode_pb2
     from kernelflume.runtime.tracing import Headers
 
 logger = logging.getLogger(__name__)
@@ -35,33 +36,6 @@ _MAX_LOSSES = 3
 """Few, so that a request that brings nodes down cannot bring them all down."""
 _LOOK_S = 0.05
 """Between two looks for a node that can go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceJob:
-    """What one choice asks of a weight node."""
-
-    request_id: str
-    prompt: Prompt
-    sampling: SamplingParameters
-    tenant: str
-    """Whom it is for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CourseParts:
-    """What all courses share."""
-
-    nodes: WeightNodes
-    placer: Placer
-    metrics: RouterMetrics
-    clock: Clock
-    request_timeout_s: float
-    """Bound of a choice, all its runs together."""
-    resume_timeout_s: float
-    """Bound of the search for a node that goes on with it."""
-    hand_over_timeout_s: float
-    """Bound of the wait for the first token of a node that a choice moves to."""
 
 
 class Course:
@@ -79,9 +53,14 @@ class Course:
         self._num_losses = 0
         self._num_runs_after = 0
         """Runs that began where another one ended or stands still."""
+        self._num_told_before = 0
+        """Tokens that earlier runs than the latest one told."""
         self._moved_to = ""
-        self._held_at_s = 0.0
-        self._giving_up: asyncio.TimerHandle | None = None
+        self._moves = Moves(
+            parts.metrics, parts.clock, timeout_s=parts.hand_over_timeout_s, on_ended=observer.moved
+        )
+        self._generation: Generation | None = None
+        """What receives the tokens, from the first one to the end."""
         self._failed: set[str] = set()
         self._deadline = Deadline(parts.clock, parts.request_timeout_s)
         self._search = Deadline(parts.clock, parts.resume_timeout_s)
@@ -105,6 +84,8 @@ class Course:
         if address is None:
             raise UnavailableError("no weight node can serve now")
         self._decision, self._moved_to = decision, ""
+        self._moves.forget()
+        self._num_told_before = len(generation.token_ids)
         nodes, decode = self._parts.nodes, decision.placement.decode
         node = nodes.node(address)
         hands_over = decode is not None and decode != address and nodes.serves(decode)
@@ -121,12 +102,40 @@ class Course:
             self._start_on(node, request, hands_over=hands_over), RunSite(address, node.node_id, load)
         )
 
+    @property
+    def is_balancing(self) -> bool:
+        """True while the choice moves for balance."""
+        return self._moves.is_balancing
+
+    def running(self) -> RunningChoice | None:
+        """Return the choice as it runs now; None between two runs."""
+        generation, job = self._generation, self._job
+        if generation is None or generation.site is None:
+            return None
+        num_told = len(generation.token_ids)
+        return RunningChoice(
+            choice_id=job.request_id,
+            address=generation.site.address,
+            num_tokens=len(job.prompt.token_ids) + num_told,
+            num_tokens_left=job.sampling.max_tokens - num_told,
+            # One whose prompt was computed apart is handed over after its first token.
+            is_settled=generation.is_settled and num_told - self._num_told_before > 1,
+            needs_compiling=job.sampling.grammar is not None,
+            since_moved_s=self._moves.since_last_s,
+        )
+
+    def move(self, move: BalanceMove) -> None:
+        """Order the choice away, if nobody has done so."""
+        generation = self._generation
+        if generation is not None and generation.hand_over():
+            self._moves.order = MoveOrder(move.reason, move.target)
+
     def _held(self, generation: Generation, route: SequenceRoute) -> None:
         """Go on elsewhere with a choice that stands still, its keys and values on ``route``."""
-        parts = self._parts
+        parts, source = self._parts, generation.site
         address = self._target(generation)
-        if address is None:
-            parts.metrics.hand_overs.labels("no_target").inc()
+        if address is None or source is None:
+            self._moves.found_no_target(source.node_id if source is not None else "")
             generation.stay()
             return
         node = parts.nodes.node(address)
@@ -138,10 +147,8 @@ class Course:
             num_pending_tokens=max(0, num_tokens - 1 - route.num_tokens),
         )
         site = RunSite(address, node.node_id, load)
-        self._held_at_s = parts.clock.now()
-        self._giving_up = asyncio.get_running_loop().call_later(
-            parts.hand_over_timeout_s, generation.give_move_up, site
-        )
+        self._moves.began(source.node_id, node.node_id, partial(generation.give_move_up, site))
+        self._num_told_before = len(generation.token_ids)
         request = self._request(generation, is_resumed=True, route=route)
         generation.move(self._start_on(node, request), site)
 
@@ -161,6 +168,10 @@ class Course:
         site, parts = generation.site, self._parts
         if site is None:
             return None
+        order = self._moves.order
+        if order is not None and order.target is not None:
+            # For balance alone it goes nowhere else: that would have to be decided anew.
+            return order.target if parts.nodes.serves(order.target) else None
         planned = None if self._decision is None else self._decision.placement
         is_divided = planned is not None and planned.is_divided and planned.prefill == site.address
         decode = planned.decode if planned is not None and is_divided else None
@@ -177,46 +188,35 @@ class Course:
     def _asked_away(self, generation: Generation) -> None:
         """Move a choice whose node is to end, where another one serves."""
         site = generation.site
-        if site is not None and self._elsewhere(generation, site.address) is not None:
-            generation.hand_over()
+        if site is None or generation.is_moving or self._elsewhere(generation, site.address) is None:
+            return
+        self._moves.order = MoveOrder(MoveReason.ASKED_AWAY)
+        generation.hand_over()
 
     def _moved(self, generation: Generation, has_moved: bool) -> None:
         """Take note of the end of a move."""
-        metrics = self._parts.metrics
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-            self._giving_up = None
-        metrics.hand_overs.labels("moved" if has_moved else "gone_on").inc()
-        if not has_moved or generation.site is None:
-            return
-        metrics.hand_over_seconds.observe(self._parts.clock.now() - self._held_at_s)
-        self._moved_to = generation.site.address
-        if self._decision is not None:
-            self._observer.placed(self._decision, node_id=generation.site.node_id, is_resumed=True)
+        self._moves.ended(MoveOutcome.MOVED if has_moved else MoveOutcome.GONE_ON)
+        if has_moved and generation.site is not None:
+            self._moved_to = generation.site.address
 
     def _request(
         self, generation: Generation, *, is_resumed: bool, route: SequenceRoute | None = None
     ) -> wnode_pb2.GenerateRequest:
         job = self._job
-        run_id = job.request_id
-        resumption = FROM_THE_START
-        if is_resumed:
-            # A name of its own: a node that lost only its stream may not have ended the other run yet.
-            self._num_runs_after += 1
-            run_id = f"{run_id}.{self._num_runs_after}"
-            output = tuple(generation.token_ids)
-            resumption = Resumption(output, generation.random_key, route or SequenceRoute())
-        return wnode_pb2.GenerateRequest(
-            request_id=run_id,
-            prompt_token_ids=job.prompt.token_ids,
-            sampling=sampling_to_proto(job.sampling),
-            cache_salt=job.prompt.salt,
-            resumption=resumption_to_proto(resumption),
-            tenant=job.tenant,
+        if not is_resumed:
+            return job.request(job.request_id)
+        # A name of its own: a node that lost only its stream may not have ended the other run yet.
+        self._num_runs_after += 1
+        output = tuple(generation.token_ids)
+        return job.request(
+            f"{job.request_id}.{self._num_runs_after}",
+            Resumption(output, generation.random_key, route or SequenceRoute()),
         )
 
     def _started(self, generation: Generation) -> None:
         """Learn from the first token."""
+        self._generation = generation
+        self._parts.roster.add(self._job.request_id, self)
         if self._decision is None or generation.site is None:
             return
         parts, prompt, num_cached = self._parts, self._job.prompt, generation.num_cached_tokens
@@ -231,6 +231,9 @@ class Course:
         parts.placer.started(prompt, address=self._home, num_cached_tokens=num_cached)
 
     def _ended(self, generation: Generation) -> None:
+        self._generation = None
+        self._parts.roster.remove(self._job.request_id)
+        self._moves.forget()
         self._parts.placer.ended(self._job.prompt, generation.token_ids, address=self._home)
 
     @property

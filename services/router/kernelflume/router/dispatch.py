@@ -10,8 +10,9 @@ from kernelflume.router.course import Course
 if TYPE_CHECKING:
     import asyncio
 
-    from kernelflume.router.course import ChoiceJob, CourseParts
+    from kernelflume.router.course_parts import CourseParts
     from kernelflume.router.generation import Generation, GenerationObserver
+    from kernelflume.router.job import ChoiceJob
     from kernelflume.runtime.tracing import Headers
 
 _MAX_ATTEMPTS = 3

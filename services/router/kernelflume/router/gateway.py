@@ -16,9 +16,9 @@ from kernelflume.router.body import discard_body, read_json_body
 from kernelflume.router.choice import ChoiceText
 from kernelflume.router.collecting import collect
 from kernelflume.router.completion import Completion
-from kernelflume.router.course import ChoiceJob
 from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead
+from kernelflume.router.job import ChoiceJob
 from kernelflume.router.placer import Prompt
 from kernelflume.router.prepared import Prepared
 from kernelflume.router.sampling import for_choice

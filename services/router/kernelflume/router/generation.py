@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
-from kernelflume.router.hand_over import Move, MoveAct, MoveNews
+from kernelflume.router.hand_over import Move, MoveAct, MoveNews, MovePhase
 from kernelflume.router.runs import Run
 from kernelflume.rpc.codec import logprobs_from_proto
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.sampling import TokenLogprobs
+    from kernelflume.router.moves import EndedMove
     from kernelflume.router.placer import Decision
     from kernelflume.router.runs import RunSite, StartRun
     from kernelflume.rpc.v1 import wnode_pb2
@@ -47,6 +48,10 @@ class GenerationObserver(Protocol):
 
     def placed(self, decision: Decision, *, node_id: str, is_resumed: bool) -> None:
         """Take note of a run that begins on a node, or goes on there where another was lost."""
+        ...
+
+    def moved(self, move: EndedMove) -> None:
+        """Take note of a move that is over."""
         ...
 
     def started(self, num_tokens: int) -> None:
@@ -144,12 +149,28 @@ class Generation:
         self._move.reset()
         self._begin(start, site)
 
-    def hand_over(self) -> None:
-        """Have the choice stand still between two tokens, so that it can move."""
-        if self._is_over or self._run is None or self._run.is_over:
-            return
-        if self._move.take(MoveNews.ORDERED) is MoveAct.ASK:
-            self._run.hand_over()
+    @property
+    def is_settled(self) -> bool:
+        """True while the choice runs, and nobody wants it elsewhere."""
+        return self._can_be_asked and self._move.phase is MovePhase.SETTLED
+
+    @property
+    def is_moving(self) -> bool:
+        """True while a run waits for its first token that goes on for one that stands still."""
+        return self._move.is_under_way
+
+    @property
+    def _can_be_asked(self) -> bool:
+        return not self._is_over and self._run is not None and not self._run.is_over
+
+    def hand_over(self) -> bool:
+        """Have the choice stand still between two tokens, so that it can move; True if that is news to it."""
+        if self._run is None or not self._can_be_asked:
+            return False
+        if self._move.take(MoveNews.ORDERED) is not MoveAct.ASK:
+            return False
+        self._run.hand_over()
+        return True
 
     def move(self, start: StartRun, site: RunSite) -> None:
         """Begin the run that goes on for the one that stands still."""

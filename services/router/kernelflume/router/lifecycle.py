@@ -17,8 +17,9 @@ from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.router.admission import Admission
 from kernelflume.router.app import build_app
+from kernelflume.router.balancer import Balancer
 from kernelflume.router.connections import ConnectionBounds, connection_class
-from kernelflume.router.course import CourseParts
+from kernelflume.router.course_parts import CourseParts
 from kernelflume.router.dispatch import Dispatcher
 from kernelflume.router.gateway import Gateway
 from kernelflume.router.guard import guard
@@ -27,6 +28,7 @@ from kernelflume.router.intake import Intake
 from kernelflume.router.keysource import FileKeys, Keys, StoreKeys
 from kernelflume.router.metrics import RouterMetrics
 from kernelflume.router.placer import Placer
+from kernelflume.router.roster import Roster
 from kernelflume.router.sampling import GenerationDefaults
 from kernelflume.router.tokenizer import Tokenizer
 from kernelflume.router.tokens import TokenEndpoints
@@ -141,6 +143,7 @@ async def _serve(
         tool_format=choose_format(settings.tool_call_parser, tokenizer.tool_template),
         executor=executor,
     )
+    roster = Roster()
     dispatcher = Dispatcher(
         CourseParts(
             nodes=nodes,
@@ -150,6 +153,7 @@ async def _serve(
             request_timeout_s=settings.request_timeout,
             resume_timeout_s=settings.resume_timeout,
             hand_over_timeout_s=settings.hand_over_timeout,
+            roster=roster,
         ),
         stall_timeout_s=settings.stall_timeout,
     )
@@ -193,6 +197,9 @@ async def _serve(
     with _listen(settings.host, settings.port, settings.write_timeout) as listener:
         server = _new_server(guarded, settings, tls)
         upkeep = [nodes.run(interval_s=settings.refresh_interval)]
+        if settings.placement.balance.is_on:
+            balancer = Balancer(settings.placement.balance, nodes, roster)
+            upkeep.append(balancer.run(interval_s=settings.refresh_interval))
         if keys is not None:
             upkeep.append(keys.run(interval_s=settings.auth.refresh_interval))
         if tls is not None:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kernelflume.router.latencies import Both
+from kernelflume.router.moves import MoveOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kernelflume.core.request_class import RequestClass
     from kernelflume.router.latencies import Observer
+    from kernelflume.router.moves import EndedMove
     from kernelflume.router.placement.nodes import WeightNodeView
     from kernelflume.router.placer import Decision
 
@@ -164,14 +166,15 @@ class RouterMetrics:
             ("outcome",),
             registry=self.registry,
         )
-        self.hand_overs = Counter(
+        self._hand_overs = Counter(
             "kernelflume_router_hand_overs",
             "Choices that stood still between two tokens to go on on another weight node: they did (moved), "
-            "or went on where they were, as it gave no token in time (gone_on) or none serves (no_target).",
-            ("outcome",),
+            "or went on where they were, as it gave no token in time (gone_on) or none serves (no_target). "
+            "By what asked for it.",
+            ("outcome", "reason"),
             registry=self.registry,
         )
-        self.hand_over_seconds = Histogram(
+        self._hand_over_seconds = Histogram(
             "kernelflume_router_hand_over_seconds",
             "Time from a choice's standing still to its next token on another weight node.",
             buckets=(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
@@ -208,6 +211,12 @@ class RouterMetrics:
         self.placements.labels(placement.reason, decision.request_class).inc()
         if placement.is_divided:
             self._divided.labels(placement.reason).inc()
+
+    def count_move(self, move: EndedMove) -> None:
+        """Count a move that is over."""
+        self._hand_overs.labels(move.outcome, move.reason).inc()
+        if move.outcome is MoveOutcome.MOVED:
+            self._hand_over_seconds.observe(move.seconds)
 
     def count_prompt(
         self,

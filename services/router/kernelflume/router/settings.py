@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from kernelflume.core.apikeys import KeyLimits
 from kernelflume.core.request_class import HEAVY_TOKENS, WARM_TOKENS, ClassBounds
+from kernelflume.router.placement.balance import BalanceParameters
 from kernelflume.router.placement.policies import PolicyName, PolicyParameters
 from kernelflume.router.tools.registry import ToolParserName  # noqa: TC001 - pydantic reads it
 from kernelflume.runtime.settings import ByteSize, ServiceSettings
@@ -86,6 +87,13 @@ class PlacementSettings(BaseModel):
     """`cache_gate` has a heavy prompt computed apart when at least this share of it is cached."""
     affinity_share: float = Field(default=0.5, ge=0.0, le=1.0)
     """`unified` keeps a session on its node when more than this share of the prompt is cached."""
+    balance_factor: float = Field(default=0.0, ge=0.0)
+    """A running choice moves to another weight node when its own has more than so many times the work of the
+    one with the least, in requests and prompt tokens to compute; at least 1. 0: none moves for balance."""
+    balance_moves: int = Field(default=2, ge=1)
+    """Most choices that move for balance at once."""
+    balance_cooldown: float = Field(default=30.0, ge=0.0)
+    """Seconds that a choice stays where it is after a move, or after one that failed."""
     warm_tokens: int = Field(default=WARM_TOKENS, ge=0)
     """A request with at most so many tokens to compute is WARM."""
     heavy_tokens: int = Field(default=HEAVY_TOKENS, ge=0)
@@ -102,6 +110,8 @@ class PlacementSettings(BaseModel):
     def _check_bounds(self) -> Self:
         if self.heavy_tokens < self.warm_tokens:
             raise ValueError("placement.heavy-tokens is below placement.warm-tokens")
+        if 0.0 < self.balance_factor < 1.0:
+            raise ValueError("placement.balance-factor is below 1: it is at least 1, or 0 for no moves")
         return self
 
     @property
@@ -112,6 +122,13 @@ class PlacementSettings(BaseModel):
             gate_share=self.gate_share,
             affinity_share=self.affinity_share,
             bounds=ClassBounds(self.warm_tokens, self.heavy_tokens),
+        )
+
+    @property
+    def balance(self) -> BalanceParameters:
+        """When running choices move to another node."""
+        return BalanceParameters(
+            factor=self.balance_factor, max_moves=self.balance_moves, cooldown_s=self.balance_cooldown
         )
 
 

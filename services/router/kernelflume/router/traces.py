@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from kernelflume.router.completion import Usage
+    from kernelflume.router.moves import EndedMove
     from kernelflume.router.order import Order
     from kernelflume.router.placer import Decision
     from kernelflume.runtime.tracing import Attributes, Headers, Span, Tracer
@@ -85,6 +86,17 @@ class RequestTrace:
             self._span.event("kernelflume.resumed", attributes)
         else:
             self._span.set(attributes)
+
+    def moved(self, move: EndedMove) -> None:
+        """Note that a choice moved, or why it did not."""
+        attributes: Attributes = {
+            "kernelflume.move.reason": move.reason,
+            "kernelflume.move.outcome": move.outcome,
+            "kernelflume.move.source": move.source,
+            "kernelflume.move.target": move.target,
+            "kernelflume.move.seconds": move.seconds,
+        }
+        self._span.event("kernelflume.moved", attributes)
 
     def first_token(self, seconds: float) -> None:
         """Note the first token of any choice, ``seconds`` after the request's arrival."""

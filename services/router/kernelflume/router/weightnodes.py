@@ -69,6 +69,7 @@ class WeightNode:
             role=WeightNodeRole.of(self.card.role) if self.card is not None else WeightNodeRole.BOTH,
             serving=self.trouble is None,
             num_requests=load.num_requests,
+            num_own_requests=self.loads.num_requests,
             num_tokens=load.num_tokens,
             num_pending_tokens=load.num_pending_tokens,
             queue_full=0 < reported.max_num_waiting <= reported.num_requests_waiting,

@@ -1,4 +1,4 @@
-"""Decisions about where a request runs, and their reasons."""
+"""Decisions about where a request runs or moves to, and their reasons."""
 
 from __future__ import annotations
 
@@ -36,6 +36,24 @@ class PlacementReason(StrEnum):
     ALL_FULL = "all_full"
     """Every queue is full; the least loaded is tried."""
     ALL_FAILED = "all_failed"
+
+
+class MoveReason(StrEnum):
+    """Why a choice moves to another weight node; also a label of metrics and an attribute of traces."""
+
+    DIVIDED = "divided"
+    """Its placement gives the prompt to one node and the rest to another."""
+    ASKED_AWAY = "asked_away"
+    """Its node asked for it: it is to end, or a person wants it so."""
+    MORE_REQUESTS = "more_requests"
+    """For balance: its node has more requests than the other."""
+    MORE_PROMPT_TOKENS = "more_prompt_tokens"
+    """For balance: not for its requests, but for the prompt tokens that its node has to compute."""
+
+    @property
+    def is_for_balance(self) -> bool:
+        """True where nothing but the nodes' load asks for the move."""
+        return self in {MoveReason.MORE_REQUESTS, MoveReason.MORE_PROMPT_TOKENS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class WeightNodeView:
     serving: bool
     num_requests: int
     """Running and waiting there."""
+    num_own_requests: int = 0
+    """Of these, this router's."""
     num_tokens: int
     """Ongoing tokens: of the prompts and outputs of these requests."""
     num_pending_tokens: int = 0

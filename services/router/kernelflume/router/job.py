@@ -1,0 +1,37 @@
+"""What one choice asks of weight nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelflume.core.resumption import FROM_THE_START
+from kernelflume.rpc.codec import resumption_to_proto, sampling_to_proto
+from kernelflume.rpc.v1 import wnode_pb2
+
+if TYPE_CHECKING:
+    from kernelflume.core.resumption import Resumption
+    from kernelflume.core.sampling import SamplingParameters
+    from kernelflume.router.placer import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceJob:
+    """A prompt to go on from, and how."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParameters
+    tenant: str
+    """Whom it is for."""
+
+    def request(self, run_id: str, resumption: Resumption = FROM_THE_START) -> wnode_pb2.GenerateRequest:
+        """Return what a weight node is asked to run under the name ``run_id``, after what was generated."""
+        return wnode_pb2.GenerateRequest(
+            request_id=run_id,
+            prompt_token_ids=self.prompt.token_ids,
+            sampling=sampling_to_proto(self.sampling),
+            cache_salt=self.prompt.salt,
+            resumption=resumption_to_proto(resumption),
+            tenant=self.tenant,
+        )
