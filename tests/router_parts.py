@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -272,17 +273,19 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     ) -> None:
         number = submission.number
         try:
-            async for event in self.Generate(submission.request, context):
-                if not gate.open.is_set():
-                    held = wnode_pb2.RequestEvent(number=number, event=Event(held=self.held))
-                    await replies.put(wnode_pb2.AttachReply(events=[held]))
-                    await gate.open.wait()
-                gate.after_token()
-                if event == Event(token_ids=event.token_ids) and len(event.token_ids) == 1:
-                    await replies.put(wnode_pb2.AttachReply(numbers=[number], token_ids=event.token_ids))
-                else:
-                    told = wnode_pb2.RequestEvent(number=number, event=event)
-                    await replies.put(wnode_pb2.AttachReply(events=[told]))
+            # Closed here, and not when it is collected: a cancelled run that is held is told of at once.
+            async with contextlib.aclosing(self.Generate(submission.request, context)) as events:
+                async for event in events:
+                    if not gate.open.is_set():
+                        held = wnode_pb2.RequestEvent(number=number, event=Event(held=self.held))
+                        await replies.put(wnode_pb2.AttachReply(events=[held]))
+                        await gate.open.wait()
+                    gate.after_token()
+                    if event == Event(token_ids=event.token_ids) and len(event.token_ids) == 1:
+                        await replies.put(wnode_pb2.AttachReply(numbers=[number], token_ids=event.token_ids))
+                    else:
+                        told = wnode_pb2.RequestEvent(number=number, event=event)
+                        await replies.put(wnode_pb2.AttachReply(events=[told]))
             error: Exception = UnavailableError("the script ended without a reason")
         except Exception as raised:  # noqa: BLE001 - told as a weight node would
             error = raised
@@ -382,6 +385,16 @@ async def wait_ready(port: int) -> None:
         return (await fetch(port, "GET", "/ready")).startswith(b"HTTP/1.1 200")
 
     await eventually(is_ready)
+
+
+def moves_of(metrics: str) -> dict[tuple[str, str], int]:
+    """Return a router's moves by outcome and reason, as its metrics show them."""
+    found = re.findall(
+        r'^kernelflume_router_hand_overs_total\{outcome="(\w+)",reason="(\w+)"\} ([0-9.]+)$',
+        metrics,
+        re.MULTILINE,
+    )
+    return {(outcome, reason): int(float(number)) for outcome, reason, number in found}
 
 
 def port_of(url: str) -> int:

@@ -12,6 +12,7 @@ from tests.router_parts import (
     counting,
     eventually,
     frames,
+    moves_of,
     router,
     weight_node,
     write_model,
@@ -45,12 +46,9 @@ async def stream(client: httpx.AsyncClient) -> list[int]:
     return [token for chunk in told for choice in chunk["choices"] for token in choice["token_ids"] or []]
 
 
-async def outcomes(client: httpx.AsyncClient) -> dict[str, float]:
-    return {
-        line.split('"')[1]: float(line.rsplit(" ", 1)[1])
-        for line in (await client.get("/metrics")).text.splitlines()
-        if line.startswith("kernelflume_router_hand_overs_total{")
-    }
+async def outcomes(client: httpx.AsyncClient) -> dict[tuple[str, str], int]:
+    """Return how many moves came out how, by outcome and reason."""
+    return moves_of((await client.get("/metrics")).text)
 
 
 async def drain(node: ScriptedWeightNode) -> None:
@@ -72,7 +70,7 @@ async def test_a_draining_node_has_its_requests_moved(folder: Path) -> None:
         assert list(moved.resumption.ranges) == list(source.held.ranges)
         assert 0 < len(moved.resumption.output_token_ids) < NUM_TOKENS
         assert source.cancelled == [source.requests[0].request_id]  # released
-        assert await outcomes(client) == {"moved": 1.0}
+        assert await outcomes(client) == {("moved", "asked_away"): 1}
         # Nothing more is placed there.
         assert await stream(client) == EXPECTED
         assert len(source.requests) == 1
@@ -120,7 +118,7 @@ async def test_the_source_goes_on_when_the_target_does_not(folder: Path, script:
         await source.attached[0].put(Reply(events=[event]))
         assert await asking == EXPECTED
         assert len(target.requests) == 1
-        assert await outcomes(client) == {"gone_on": 1.0}
+        assert await outcomes(client) == {("gone_on", "asked_away"): 1}
         assert not source.cancelled
 
 
@@ -211,4 +209,4 @@ async def test_a_divided_request_moves_after_its_first_token(folder: Path) -> No
         [moved] = decode.requests
         assert list(moved.resumption.output_token_ids) == EXPECTED[:1]
         assert prefill.cancelled == [prefill.requests[0].request_id]
-        assert await outcomes(client) == {"moved": 1.0}
+        assert await outcomes(client) == {("moved", "divided"): 1}
