@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 from tests.certificates import Authority
 from tests.collector import collector
-from tests.stack import serve
+from tests.stack import WAIT_S, serve
+
+from kernelflume.rpc.channel import Channels
+from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+from kernelflume.runtime.tls import TlsSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +38,14 @@ def use(folder: Path, endpoint: str) -> list[int]:
     with serve(folder, *flags, *secured) as stack:
         token_ids = asyncio.run(stack.generate("Once upon a time", 8))
         assert "succeeded: 1 -> 2" in stack.command("scale", "--attention-nodes", "2", "--wait", *secured)
+        assert stack.command("move", "w-1", *secured) == "0 requests of w-1 are to move\n"
+        [weight_node] = json.loads(stack.command("status", "--json", *secured))["weight_nodes"]
+        tls = TlsSettings(ca=authority.ca, certificate=node.certificate, key=node.key)
+        # A certificate makes a member of the cluster, the token a person who may move its requests.
+        with Channels(tls=tls.open()).open_blocking(weight_node["address"]) as channel:
+            stub = wnode_pb2_grpc.WeightNodeStub(channel)
+            with pytest.raises(grpc.RpcError, match="a valid token is required"):
+                stub.MoveRequests(wnode_pb2.MoveRequestsRequest(), timeout=WAIT_S)
     return token_ids
 
 

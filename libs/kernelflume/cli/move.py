@@ -11,7 +11,7 @@ from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.cli.exits import errors_as_exit
 from kernelflume.cli.options import DEFAULT_SCALER, ScalerAddress, utf8
 from kernelflume.cli.security import with_channels
-from kernelflume.core.errors import NotFoundError
+from kernelflume.core.errors import KernelFlumeError, NotFoundError, UnauthenticatedError
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
 from kernelflume.rpc.status import error_of
 from kernelflume.rpc.v1 import scaler_pb2, wnode_pb2, wnode_pb2_grpc
@@ -48,8 +48,14 @@ def move(
                 stub = wnode_pb2_grpc.WeightNodeStub(channel)
                 answer = stub.MoveRequests(request, timeout=CALL_TIMEOUT_S)
             except grpc.RpcError as failure:
-                raise error_of(failure) from failure
+                raise _explained(error_of(failure), node, address) from failure
     if drain is False:
         typer.echo(f"{node} takes requests")
     else:
         typer.echo(f"{answer.num_asked} requests of {node} are to move")
+
+
+def _explained(error: KernelFlumeError, node: str, address: str) -> KernelFlumeError:
+    if isinstance(error, UnauthenticatedError):
+        return UnauthenticatedError(f"the weight node {node} at {address}: {error} (--token-file)")
+    return error

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(envvar="KERNELFLUME_TOKEN_FILE", help="File with the token of the scaler's admin API."),
+    typer.Option(envvar="KERNELFLUME_TOKEN_FILE", help="File with the token of the admin API."),
 ]
 TlsCa = Annotated[
     Path | None,

@@ -58,6 +58,7 @@ class StackOptions:
     common_flags: tuple[str, ...] = ()
     """What tells each service its certificate and where traces go; attention nodes get it from the scaler."""
     admin_token_file: Path | None = None
+    """File of the token that the scaler, and weight nodes for moves, ask for."""
     policy_file: Path | None = None
     """Absolute path of the scaling policy; None leaves the number of nodes to people."""
     most_attention_nodes: int = 0

@@ -46,6 +46,7 @@ def weight_node_parts(
         own = (
             *(("--role", role) if role is not WeightNodeRole.BOTH else ()),
             *(("--device", device) if device != CPU else ()),
+            *(("--admin-token-file", str(options.admin_token_file)) if options.admin_token_file else ()),
         )
         if options.weight_node_provider == "ray":
             part = _on_ray(

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable
 
     from kernelflume.runtime.tls import TlsFiles, TlsMaterial
 
@@ -71,8 +71,10 @@ def is_loopback(address: str) -> bool:
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without the right bearer token; health checks need none."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, methods: Collection[str] | None = None) -> None:
+        """Guard ``methods`` ("/package.Service/Method"), or with None everything, known or not."""
         self._expected = f"Bearer {token}".encode()
+        self._methods = None if methods is None else frozenset(methods)
 
     async def intercept_service(
         self,
@@ -80,11 +82,17 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Let the call through, or answer it with UNAUTHENTICATED, whether there is such a method or not."""
-        if handler_call_details.method.startswith(_OPEN_PREFIX) or self._is_right(
+        handler = await continuation(handler_call_details)
+        if self._needs_none(handler_call_details.method) or self._is_right(
             handler_call_details.invocation_metadata
         ):
-            return await continuation(handler_call_details)
-        return _refuse_like(await continuation(handler_call_details))
+            return handler
+        return _refuse_like(handler)
+
+    def _needs_none(self, method: str) -> bool:
+        if self._methods is not None:
+            return method not in self._methods
+        return method.startswith(_OPEN_PREFIX)
 
     def _is_right(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
         given = [value for key, value in metadata or () if key == AUTHORIZATION_KEY]

@@ -17,7 +17,7 @@ from kernelflume.rpc.tracing import ServiceTracer
 from kernelflume.runtime.tracing import NO_TRACER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from kernelflume.runtime.tls import TlsFiles
     from kernelflume.runtime.tracing import Tracer
@@ -97,6 +97,7 @@ class Server:
         *,
         tls: TlsFiles | None = None,
         token: str | None = None,
+        token_methods: Collection[str] | None = None,
         tracer: Tracer = NO_TRACER,
     ) -> None:
         """Make a server that does not listen yet.
@@ -106,13 +107,14 @@ class Server:
             service_names: full names of the services that reflection and health checks tell of.
             tls: listen with its certificate, as it is at each handshake; plaintext if it has none.
             token: bearer token without which only health checks are answered; None answers everyone.
+            token_methods: all that need the token, as "/package.Service/Method"; None: everything does.
             tracer: continues the traces that unary calls bring.
         """
         interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
         if tracer is not NO_TRACER:
             interceptors.insert(0, ServiceTracer(tracer))
         if token is not None:
-            interceptors.insert(0, TokenInterceptor(token))
+            interceptors.insert(0, TokenInterceptor(token, token_methods))
         self._server = grpc.aio.server(
             interceptors=interceptors,
             options=[

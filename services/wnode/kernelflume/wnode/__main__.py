@@ -20,6 +20,7 @@ from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import new_incarnation, run
 from kernelflume.runtime.settings import load_or_exit
+from kernelflume.runtime.tls import read_token
 from kernelflume.runtime.tracing import NO_TRACER, TRACES_GRACE_S, open_tracer
 from kernelflume.store.redis import RedisStore
 from kernelflume.wnode.engine_client import EngineClient
@@ -40,6 +41,8 @@ _STOP_GRACE_S = 0.5
 _IDLE_LOOK_S = 0.02
 """Between two looks whether requests still run, at the end."""
 _SERVICE_NAME = wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name
+ADMIN_METHODS = (f"/{_SERVICE_NAME}/MoveRequests",)
+"""What a person asks for, and neither router nor scaler."""
 
 
 async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
@@ -58,6 +61,7 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
     max_model_len = _max_model_len(settings, checkpoint.config)
     incarnation = new_incarnation()
     tls = settings.tls.open()
+    token = read_token("admin-token-file", settings.admin_token_file)
     tracer = open_tracer(settings.tracing, service="wnode", instance=settings.node_id)
     registry = CollectorRegistry()
     engine = EngineClient(
@@ -88,7 +92,14 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         channels=Channels(tls=tls, traced=tracer is not NO_TRACER),
         grammars=grammars,
     )
-    server = Server(settings.address, [_SERVICE_NAME], tls=tls, tracer=tracer)
+    server = Server(
+        settings.address,
+        [_SERVICE_NAME],
+        tls=tls,
+        token=token,
+        token_methods=ADMIN_METHODS,
+        tracer=tracer,
+    )
     servicer = WeightNodeServicer(shell, tracer)
     wnode_pb2_grpc.add_WeightNodeServicer_to_server(servicer, server.grpc_server)
     await server.start()

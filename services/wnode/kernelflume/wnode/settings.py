@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path  # noqa: TC003 - pydantic reads the annotations at run time
 from typing import Literal
 
 from pydantic import Field
@@ -20,6 +21,9 @@ class WeightNodeSettings(ServiceSettings):
     """Name of this weight node, unique in the cluster."""
     address: str = "127.0.0.1:8200"
     """host:port of the gRPC service; port 0 picks a free one."""
+    admin_token_file: Path | None = None
+    """File with one token, the scaler's own, that `kernelflume move` must bring as `authorization: Bearer
+    TOKEN`; other calls need none. Without it whoever reaches the address may have requests moved."""
     role: WeightNodeRole = WeightNodeRole.BOTH
     """What routers send it: `both`, whole requests and parts of divided ones; `prefill`, prompts, which
     another node goes on with after the first token; `decode`, only that rest. It is a wish: where no other
