@@ -147,6 +147,18 @@ class Stack:
                 into.finish_reason = choice.get("finish_reason") or into.finish_reason
         return into
 
+    async def metrics(self) -> str:
+        """Return the router's metrics."""
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            return (await client.get(f"{self.url}/metrics")).text
+
+    async def wait_serving(self, num_weight_nodes: int) -> None:
+        """Wait until the router can use so many weight nodes; it is ready with one."""
+        serving = f'weight_nodes{{serving="true"}} {num_weight_nodes}.0'
+        async with asyncio.timeout(WAIT_S):
+            while serving not in await self.metrics():  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(0.05)
+
     async def wait_baseline(self) -> None:
         """Wait until no attention node holds a token.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from tests.router_parts import eventually
 from tests.stack import WAIT_S, Stack, Stream, serve
 
 if TYPE_CHECKING:
@@ -38,16 +37,6 @@ async def node_of(stack: Stack) -> str:
     return node
 
 
-async def wait_serving(stack: Stack, num_nodes: int) -> None:
-    serving = f'weight_nodes{{serving="true"}} {num_nodes}.0'
-    async with httpx.AsyncClient(timeout=WAIT_S) as client:
-
-        async def all_serve() -> bool:
-            return serving in (await client.get(f"{stack.url}/metrics")).text
-
-        await eventually(all_serve, timeout_s=WAIT_S)
-
-
 async def wait_long(streams: list[Stream], num_tokens: int) -> None:
     async with asyncio.timeout(WAIT_S):
         while not all(len(stream.token_ids) >= num_tokens for stream in streams):  # noqa: ASYNC110 - they grow
@@ -70,7 +59,7 @@ async def run_all(stack: Stack, jobs: list[tuple[list[int], dict[str, Any]]], st
 async def test_streams_of_a_killed_weight_node_go_on_with_the_same_tokens(stack: Stack) -> None:
     prompts = [GOLDEN[name]["prompt"] for name in ("story", "code_c")]
     jobs = [(prompt, sampling) for prompt in prompts for sampling in SAMPLINGS]
-    await wait_serving(stack, 2)
+    await stack.wait_serving(2)
     expected = [Stream() for _ in jobs]
     await run_all(stack, jobs, expected)
     assert all(len(stream.token_ids) == NUM_TOKENS for stream in expected)
@@ -87,13 +76,12 @@ async def test_streams_of_a_killed_weight_node_go_on_with_the_same_tokens(stack:
     await running
     assert [stream.token_ids for stream in streams] == [stream.token_ids for stream in expected]
     assert {stream.finish_reason for stream in streams} == {"length"}
-    async with httpx.AsyncClient(timeout=WAIT_S) as client:
-        shown = (await client.get(f"{stack.url}/metrics")).text
+    shown = await stack.metrics()
     # Streams were shared out evenly, so some were on the one that died.
     resumed = shown.partition('router_resumptions_total{outcome="resumed"} ')[2].split()[0]
     assert float(resumed) >= 1
 
     # It is started again, and serves.
-    await wait_serving(stack, 2)
+    await stack.wait_serving(2)
     assert set(await asyncio.gather(*(node_of(stack) for _ in range(6)))) == {"w-1", "w-2"}
     await stack.wait_baseline()

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _SERVICE_NAME = wnode_pb2.DESCRIPTOR.services_by_name["WeightNode"].full_name
 _PROBE_TIMEOUT_S = 2.0
+_MAX_LATE_ANSWERS = 2
+"""Probes in a row that a node may miss while its stream stands: a busy machine is not a lost one. Few, for
+what is placed on a node that hangs waits there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class WeightNode:
         """Counts what this router's requests are to it."""
         self.card: wnode_pb2.ModelCard | None = None
         self._fault: str | None = "not asked yet"
+        self._num_late = 0
+        """Latest probes that were not answered in time."""
 
     def view(self) -> WeightNodeView:
         """Return what a placement is decided on."""
@@ -121,7 +126,10 @@ class WeightNode:
         before = self._fault
         try:
             self._fault = await self._ask(revision)
+            self._num_late = 0
         except grpc.aio.AioRpcError as failure:
+            if self._is_only_late(failure):
+                return
             # Whoever answers at this address next may serve another model.
             self.card = None
             self._fault = f"{failure.code().name}: {failure.details()}"
@@ -131,6 +139,12 @@ class WeightNode:
                 "can serve" if self._fault is None else "cannot serve",
                 extra={"address": self.address, "trouble": self._fault},
             )
+
+    def _is_only_late(self, failure: grpc.aio.AioRpcError) -> bool:
+        if failure.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            return False
+        self._num_late += 1
+        return self.trouble is None and self._num_late <= _MAX_LATE_ANSWERS
 
     async def routes(self, *, timeout_s: float) -> dict[int, SequenceRoute]:
         """Return the routes of the sequences there by their ids; none if it does not answer in time."""

@@ -94,7 +94,9 @@ class GrammarCompiler:
                 content = await asyncio.shield(work)
             except asyncio.CancelledError:
                 await asyncio.wait([work])
-                work.exception()
+                if work.exception() is None:
+                    # Whoever asks again, as for a request that moves here a second time, has it at once.
+                    self._keep(grammar, work.result())
                 raise
             self._keep(grammar, content)
             return content
