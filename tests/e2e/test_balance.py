@@ -35,6 +35,8 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         "KERNELFLUME_ROUTER_PLACEMENT__OVERLOAD_FACTOR": "100",
         "KERNELFLUME_ROUTER_PLACEMENT__BALANCE_FACTOR": "1.5",
         "KERNELFLUME_ROUTER_REFRESH_INTERVAL": "0.2",
+        # A busy machine is slow to start nodes, and these to answer.
+        "KERNELFLUME_SCALER_OPERATION_DEADLINE_S": str(WAIT_S),
         "KERNELFLUME_ROUTER_HAND_OVER_TIMEOUT": str(WAIT_S),
         "KERNELFLUME_WNODE_HOLD_TIMEOUT_S": str(2 * WAIT_S),
     }

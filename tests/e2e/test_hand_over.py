@@ -35,6 +35,7 @@ PROMPT = GOLDEN["story"]["prompt"]
 # Nodes of a busy machine are slow to answer, which must not look like nodes that do not: so a move goes on at
 # its source only if the target refused or died.
 PATIENCE = {
+    "KERNELFLUME_SCALER_OPERATION_DEADLINE_S": str(WAIT_S),
     "KERNELFLUME_ROUTER_HAND_OVER_TIMEOUT": str(WAIT_S),
     "KERNELFLUME_WNODE_HOLD_TIMEOUT_S": str(2 * WAIT_S),
     "KERNELFLUME_WNODE_DRAIN_TIMEOUT_S": str(WAIT_S),

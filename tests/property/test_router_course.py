@@ -23,6 +23,8 @@ from kernelflume.router.course_parts import CourseParts
 from kernelflume.router.job import ChoiceJob
 from kernelflume.router.loads import Load, LoadBook
 from kernelflume.router.metrics import RouterMetrics
+from kernelflume.router.placement.balance import BalanceMove
+from kernelflume.router.placement.decision import MoveReason
 from kernelflume.router.placement.nodes import WeightNodeView
 from kernelflume.router.placer import Placer, Prompt
 from kernelflume.router.roster import Roster
@@ -46,7 +48,7 @@ ACTIONS = st.lists(
         st.sampled_from(
             [
                 *("token", "key", "finish", "abort", *ERRORS, "source_lost", "close", "fail", "turn", "take"),
-                *("away", "back", "move", "held", "asked_away"),
+                *("away", "back", "move", "balance", "held", "asked_away"),
             ]
         ),
         st.integers(0, 9),
@@ -139,7 +141,7 @@ class Observer:
         self.ends.append(was_started)
 
 
-def act(nodes: FakeNodes, generation: Any, action: str, number: int) -> None:
+def act(nodes: FakeNodes, course: Course, generation: Any, action: str, number: int) -> None:
     runs = [run for node in nodes.all.values() for run in node.runs]
     speaking = next((run for run in runs if not run.is_held), None)
     held = next((run for run in runs if run.is_held), None)
@@ -152,6 +154,9 @@ def act(nodes: FakeNodes, generation: Any, action: str, number: int) -> None:
             generation.fail(ERRORS["late"])
         case "move":
             generation.hand_over()
+        case "balance" if (choice := course.running()) is not None:
+            source, target = ("a", "b") if choice.address == "a" else ("b", "a")
+            course.move(BalanceMove("r", source, target, MoveReason.MORE_REQUESTS))
         case "take":
             with contextlib.suppress(KernelFlumeError):
                 generation.take()
@@ -213,7 +218,8 @@ async def _run(actions: list[tuple[str, int]]) -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         else:
-            act(nodes, generation, action, number)
+            act(nodes, course, generation, action, number)
+        assert len(parts.roster) == (bool(generation.token_ids) and not observer.ends)
         books = [node.loads.own for node in nodes.all.values()]
         assert sum(own.num_requests for own in books) <= 2
     generation.close()
@@ -223,6 +229,10 @@ async def _run(actions: list[tuple[str, int]]) -> None:
     assert [node.loads.own for node in nodes.all.values()] == [Load(), Load()]
     assert not any(node.runs for node in nodes.all.values())
     assert observer.ends == [bool(generation.token_ids)]
+    assert len(parts.roster) == 0
+    assert course.running() is None
+    assert not course.is_balancing
+    assert all({move.source, move.target} <= {"a", "b", ""} for move in observer.moves)
     assert observer.num_tokens == len(generation.token_ids)
     # Each run was told all tokens of those before it.
     for node in nodes.all.values():
@@ -254,3 +264,49 @@ async def _move_and_lose() -> None:
     speak(a.runs[0], "finish", 3, can_hold=False)
     assert generation.token_ids == [1, 2, 3]
     assert parts.placer.decide(prompt).request.pinned == "a"
+
+
+def test_a_move_for_balance_goes_where_it_was_decided_or_nowhere() -> None:
+    asyncio.run(_balance())
+
+
+async def _balance() -> None:
+    nodes, observer = FakeNodes(), Observer()
+    parts = make_parts(nodes)
+    prompt = Prompt(range(20), session=b"s")
+    job = ChoiceJob("r", prompt, SamplingParameters(max_tokens=100), tenant="t")
+    course = Course(parts, job, observer=observer, headers=())
+    generation = course.new_generation(asyncio.Event())
+    course.begin(generation, parts.placer.decide(prompt))
+    a, b = nodes.all.values()
+    assert course.running() is None
+    speak(a.runs[0], "token", 1, can_hold=False)
+    running = course.running()
+    # With one token it may be about to be handed over: a divided placement's is.
+    assert running is not None
+    assert not running.is_settled
+    speak(a.runs[0], "token", 2, can_hold=False)
+    running = course.running()
+    assert running is not None
+    assert (running.address, running.num_tokens, running.num_tokens_left) == ("a", 22, 98)
+    assert running.is_settled
+    for is_known in (False, True):
+        course.move(BalanceMove("r", "a", "b", MoveReason.MORE_REQUESTS))
+        assert course.is_balancing
+        kept = nodes.all if is_known else {"a": a}
+        nodes.all, rest = kept, nodes.all
+        speak(a.runs[0], "held", 0, can_hold=True)
+        nodes.all = rest
+        a.runs[0].is_held = is_known
+    assert course.is_balancing
+    speak(b.runs[0], "token", 3, can_hold=False)
+    assert [(move.outcome, move.target) for move in observer.moves] == [("no_target", ""), ("moved", "b")]
+    assert {move.reason for move in observer.moves} == {MoveReason.MORE_REQUESTS}
+    assert not course.is_balancing
+    # It has just moved, and the next turn goes where it did.
+    running = course.running()
+    assert running is not None
+    assert (running.address, running.since_moved_s < 60.0) == ("b", True)
+    speak(b.runs[0], "finish", 4, can_hold=False)
+    assert parts.placer.decide(prompt).request.pinned == "b"
+    assert len(parts.roster) == 0
