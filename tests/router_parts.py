@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from kernelflume.checkpoint.source import resolve
-from kernelflume.core.errors import UnavailableError
+from kernelflume.core.errors import InvalidRequestError, UnavailableError
 from kernelflume.router.lifecycle import serve
 from kernelflume.router.settings import RouterSettings
 from kernelflume.rpc.server import Server
@@ -22,13 +22,15 @@ from kernelflume.rpc.v1 import common_pb2, wnode_pb2, wnode_pb2_grpc
 from kernelflume.runtime.service import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
     from kernelflume.runtime.tls import TlsFiles
 
 SERVICE = "kernelflume.rpc.v1.WeightNode"
 SPECIAL_TOKENS = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
+UNCOMPILABLE = "[a]{1,99}"
+"""Regular expression that scripted weight nodes do not prepare."""
 BOS_ID, START_ID, END_ID = range(3)
 MAX_MODEL_LEN = 256
 TEMPLATE = (
@@ -195,6 +197,10 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         self.sequences: list[wnode_pb2.SequenceStatus] = []
         self.requests: list[wnode_pb2.GenerateRequest] = []
         self.cancelled: list[str] = []
+        self.prepared: list[wnode_pb2.PrepareGrammarRequest] = []
+        self.may_prepare = asyncio.Event()
+        """Grammars that are to be prepared take until it is set."""
+        self.may_prepare.set()
         self.takes_routers = True
         self.held = wnode_pb2.Held(ranges=[common_pb2.OwnedRange(node_id="a-1", start=0, end=1)])
         """Where held requests have their keys and values."""
@@ -214,7 +220,7 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: wnode_pb2.GenerateRequest, context: Any
-    ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+    ) -> AsyncGenerator[wnode_pb2.GenerateEvent, None]:
         async with self.changed:
             self.requests.append(request)
             self.changed.notify_all()
@@ -291,6 +297,17 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
             error = raised
         told = wnode_pb2.RequestEvent(number=number, failure=failure_to_proto(error))
         await replies.put(wnode_pb2.AttachReply(events=[told]))
+
+    async def PrepareGrammar(  # noqa: N802 - gRPC's name
+        self, request: wnode_pb2.PrepareGrammarRequest, context: Any
+    ) -> wnode_pb2.PrepareGrammarResponse:
+        async with self.changed:
+            self.prepared.append(request)
+            self.changed.notify_all()
+        await self.may_prepare.wait()
+        if request.sampling.grammar.text == UNCOMPILABLE:
+            raise InvalidRequestError("it cannot be compiled")
+        return wnode_pb2.PrepareGrammarResponse()
 
     async def GetLoad(self, request: Any, context: Any) -> wnode_pb2.WeightNodeLoad:  # noqa: N802
         return self.load

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from tests.collector import collector
-from tests.router_parts import counting, eventually, frames, moves_of, router, weight_node, write_model
+from tests.router_parts import (
+    UNCOMPILABLE,
+    counting,
+    eventually,
+    frames,
+    moves_of,
+    router,
+    weight_node,
+    write_model,
+)
 
 from kernelflume.router.placement.policies import PolicyName
 from kernelflume.router.settings import PlacementSettings
@@ -102,7 +111,6 @@ async def test_streams_of_one_session_spread_over_the_nodes_and_stay_there(folde
     [
         ("abcd", {"policy": PolicyName.LEAST_LOADED}, {}),  # each node has two
         ("ss", {"balance_factor": 0.0}, {}),
-        ("sss", {"balance_factor": 1.0}, {"guided_regex": "a"}),  # it would have to be compiled there
         ("sss", {"balance_factor": 1.0}, {"max_tokens": 16}),  # they are about to end
     ],
 )
@@ -145,3 +153,19 @@ async def test_nothing_moves_to_a_node_that_should_not_get_it(folder: Path, reas
             assert await stream_all(client, "sss") == [EXPECTED] * 3
             assert await moves(client) == {}
             assert not arrived(second)
+
+
+@pytest.mark.parametrize("grammar", ["a+", UNCOMPILABLE])
+async def test_what_follows_a_grammar_moves_where_that_is_compiled(folder: Path, grammar: str) -> None:
+    async with (
+        weight_node(folder, counting(pause_s=PAUSE_S), num_tokens=1, node_id="w-1") as first,
+        weight_node(folder, counting(pause_s=PAUSE_S), num_tokens=2, node_id="w-2") as second,
+        router(folder, [first, second], wait_for=2, placement=PLACEMENT) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
+        assert await stream_all(client, "ss", guided_regex=grammar) == [EXPECTED] * 2
+        # What could not move is not asked for again soon, the other is tried once.
+        compiles = grammar != UNCOMPILABLE
+        assert await moves(client) == ({("moved", "more_requests"): 1} if compiles else {})
+        assert len(second.prepared) == (1 if compiles else 2)
+        assert len(arrived(second)) == compiles

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from tests.router_parts import (
+    UNCOMPILABLE,
     Event,
     counting,
     eventually,
@@ -38,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-async def stream(client: httpx.AsyncClient) -> list[int]:
-    async with client.stream("POST", "/v1/completions", json=BODY) as response:
+async def stream(client: httpx.AsyncClient, **fields: Any) -> list[int]:
+    async with client.stream("POST", "/v1/completions", json=BODY | fields) as response:
         assert response.status_code == 200, await response.aread()
         told = frames([line async for line in response.aiter_lines()])
     assert told.pop() == "[DONE]"
@@ -209,4 +210,53 @@ async def test_a_divided_request_moves_after_its_first_token(folder: Path) -> No
         [moved] = decode.requests
         assert list(moved.resumption.output_token_ids) == EXPECTED[:1]
         assert prefill.cancelled == [prefill.requests[0].request_id]
+        assert await outcomes(client) == {("moved", "divided"): 1}
+
+
+async def test_a_grammar_is_compiled_at_the_target_before_the_request_stands_still(folder: Path) -> None:
+    async with (
+        weight_node(folder, counting(pause_s=0.02), num_tokens=1, node_id="w-1") as source,
+        weight_node(folder, counting(), num_tokens=2, node_id="w-2") as target,
+        router(folder, [source, target], wait_for=2) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        target.may_prepare.clear()
+        asking = asyncio.create_task(stream(client, guided_regex="a+"))
+        await source.wait(lambda: len(source.requests) == 1)
+        await drain(source)
+        await target.wait(lambda: len(target.prepared) == 1)
+        assert target.prepared[0].sampling.grammar.text == "a+"
+        await drain(source)  # said again and again, it is prepared once
+        assert not target.requests
+        target.may_prepare.set()
+        assert await asking == EXPECTED
+        assert len(target.prepared) == 1
+        assert len(target.requests) == 1
+        assert await outcomes(client) == {("moved", "asked_away"): 1}
+
+
+async def test_a_node_that_is_to_end_loses_requests_that_the_target_cannot_prepare_too(folder: Path) -> None:
+    async with (
+        weight_node(folder, counting(pause_s=0.02), num_tokens=1, node_id="w-1") as source,
+        weight_node(folder, counting(), num_tokens=2, node_id="w-2") as target,
+        router(folder, [source, target], wait_for=2) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        asking = asyncio.create_task(stream(client, guided_regex=UNCOMPILABLE))
+        await source.wait(lambda: len(source.requests) == 1)
+        await drain(source)
+        assert await asking == EXPECTED
+        assert await outcomes(client) == {("moved", "asked_away"): 1}
+
+
+async def test_the_node_that_a_divided_request_goes_on_at_compiles_meanwhile(folder: Path) -> None:
+    async with (
+        weight_node(folder, counting(), node_id="w-1", role="prefill") as prefill,
+        weight_node(folder, counting(), node_id="w-2", role="decode") as decode,
+        router(folder, [prefill, decode], wait_for=2) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        assert await stream(client, guided_regex="a+") == EXPECTED
+        assert [asked.sampling.grammar.text for asked in decode.prepared] == ["a+"]
+        assert not prefill.prepared
         assert await outcomes(client) == {("moved", "divided"): 1}

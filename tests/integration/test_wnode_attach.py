@@ -341,6 +341,18 @@ async def test_a_router_is_asked_to_move_requests(node: Node) -> None:
         assert await move(draining=False) == (0, wnode_pb2.AttachReply(draining=False))
 
 
+async def test_a_grammar_is_compiled_for_a_request_that_is_to_come(node: Node) -> None:
+    async def prepare(text: str) -> wnode_pb2.PrepareGrammarResponse:
+        sampling = SamplingParameters(grammar=Grammar(GrammarKind.REGEX, text))
+        request = wnode_pb2.PrepareGrammarRequest(sampling=sampling_to_proto(sampling), tenant="t")
+        return await node.service.PrepareGrammar(request, cast("Any", None))
+
+    assert await prepare("a+") == wnode_pb2.PrepareGrammarResponse()
+    with pytest.raises(InvalidRequestError):
+        await prepare("bad")
+    assert not node.commands
+
+
 async def test_a_router_that_half_closes_gets_the_rest(node: Node) -> None:
     async with attached(node) as router:
         await router.submit("a")

@@ -84,7 +84,6 @@ def worlds(draw: st.DrawFn) -> World:
                 num_tokens=draw(st.integers(1, 1000)),
                 num_tokens_left=draw(st.sampled_from([1, 1000])),
                 is_settled=draw(st.integers(0, 4)) > 0,
-                needs_compiling=draw(st.integers(0, 4)) == 0,
                 since_moved_s=draw(st.one_of(st.just(inf), st.floats(0, 120))),
             )
             for number in range(draw(st.integers(0, own)))
@@ -105,7 +104,6 @@ def test_only_choices_that_may_move_go_and_only_to_nodes_that_may_take_them(
         choice, source, target = choices[move.choice_id], nodes[move.source], nodes[move.target]
         assert choice.address == move.source != move.target
         assert choice.is_settled
-        assert not choice.needs_compiling
         assert choice.num_tokens_left > 1
         assert choice.since_moved_s >= parameters.cooldown_s
         assert source.serving

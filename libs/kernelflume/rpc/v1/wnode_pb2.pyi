@@ -304,6 +304,18 @@ class MoveRequestsResponse(_message.Message):
     num_asked: int
     def __init__(self, num_asked: _Optional[int] = ...) -> None: ...
 
+class PrepareGrammarRequest(_message.Message):
+    __slots__ = ("sampling", "tenant")
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    sampling: SamplingParameters
+    tenant: str
+    def __init__(self, sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class PrepareGrammarResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListSequencesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

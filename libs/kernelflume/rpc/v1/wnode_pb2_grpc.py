@@ -70,6 +70,11 @@ class WeightNodeStub:
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsRequest.SerializeToString,
                 response_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsResponse.FromString,
                 _registered_method=True)
+        self.PrepareGrammar = channel.unary_unary(
+                '/kernelflume.rpc.v1.WeightNode/PrepareGrammar',
+                request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.PrepareGrammarRequest.SerializeToString,
+                response_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.PrepareGrammarResponse.FromString,
+                _registered_method=True)
         self.ListSequences = channel.unary_unary(
                 '/kernelflume.rpc.v1.WeightNode/ListSequences',
                 request_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.ListSequencesRequest.SerializeToString,
@@ -133,6 +138,14 @@ class WeightNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareGrammar(self, request, context):
+        """Compiles the grammar of a request that is about to move here, so that it need not stand still for that.
+        INVALID_ARGUMENT: it cannot be compiled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSequences(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -176,6 +189,11 @@ def add_WeightNodeServicer_to_server(servicer, server):
                     servicer.MoveRequests,
                     request_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsRequest.FromString,
                     response_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsResponse.SerializeToString,
+            ),
+            'PrepareGrammar': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareGrammar,
+                    request_deserializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.PrepareGrammarRequest.FromString,
+                    response_serializer=kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.PrepareGrammarResponse.SerializeToString,
             ),
             'ListSequences': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSequences,
@@ -373,6 +391,33 @@ class WeightNode:
             '/kernelflume.rpc.v1.WeightNode/MoveRequests',
             kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsRequest.SerializeToString,
             kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.MoveRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareGrammar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kernelflume.rpc.v1.WeightNode/PrepareGrammar',
+            kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.PrepareGrammarRequest.SerializeToString,
+            kernelflume_dot_rpc_dot_v1_dot_wnode__pb2.PrepareGrammarResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,6 +19,8 @@ from kernelflume.router.runs import RunSite
 from kernelflume.runtime.clock import Deadline
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from kernelflume.core.errors import KernelFlumeError
     from kernelflume.router.course_parts import CourseParts
     from kernelflume.router.generation import GenerationObserver
@@ -36,6 +38,8 @@ _MAX_LOSSES = 3
 """Few, so that a request that brings nodes down cannot bring them all down."""
 _LOOK_S = 0.05
 """Between two looks for a node that can go on."""
+_PREPARE_TIMEOUT_S = 30.0
+"""Bound of the wait for a node that compiles a grammar, which takes seconds if it is its first."""
 
 
 class Course:
@@ -95,6 +99,8 @@ class Course:
             num_tokens=decision.request.num_prompt_tokens,
             num_pending_tokens=decision.request.num_new_tokens,
         )
+        if hands_over and decode is not None and (prepare := self._preparation(decode)) is not None:
+            self._moves.warm(prepare)
         is_resumed = bool(generation.token_ids)
         self._observer.placed(decision, node_id=node.node_id, is_resumed=is_resumed)
         request = self._request(generation, is_resumed=is_resumed)
@@ -119,16 +125,29 @@ class Course:
             num_tokens=len(job.prompt.token_ids) + num_told,
             num_tokens_left=job.sampling.max_tokens - num_told,
             # One whose prompt was computed apart is handed over after its first token.
-            is_settled=generation.is_settled and num_told - self._num_told_before > 1,
-            needs_compiling=job.sampling.grammar is not None,
+            is_settled=(
+                generation.is_settled and self._moves.order is None and num_told - self._num_told_before > 1
+            ),
             since_moved_s=self._moves.since_last_s,
         )
 
     def move(self, move: BalanceMove) -> None:
         """Order the choice away, if nobody has done so."""
-        generation = self._generation
-        if generation is not None and generation.hand_over():
-            self._moves.order = MoveOrder(move.reason, move.target)
+        if self._generation is not None and self._parts.nodes.serves(move.target):
+            self._order(self._generation, MoveOrder(move.reason, move.target), move.target)
+
+    def _order(self, generation: Generation, order: MoveOrder, address: str) -> None:
+        """Have the choice stand still, once the node at ``address``, where it would go, is ready for it."""
+        prepare = self._preparation(address)
+        if prepare is not None:
+            order = MoveOrder(order.reason, address)
+        self._moves.begin(order, generation.hand_over, prepare)
+
+    def _preparation(self, address: str) -> Callable[[], Awaitable[bool]] | None:
+        request = self._job.preparation()
+        if request is None:
+            return None
+        return partial(self._parts.nodes.node(address).prepare, request, timeout_s=_PREPARE_TIMEOUT_S)
 
     def _held(self, generation: Generation, route: SequenceRoute) -> None:
         """Go on elsewhere with a choice that stands still, its keys and values on ``route``."""
@@ -169,9 +188,10 @@ class Course:
         if site is None:
             return None
         order = self._moves.order
-        if order is not None and order.target is not None:
-            # For balance alone it goes nowhere else: that would have to be decided anew.
-            return order.target if parts.nodes.serves(order.target) else None
+        if order is not None and order.target is not None and parts.nodes.serves(order.target):
+            return order.target
+        if order is not None and order.reason.is_for_balance:
+            return None  # where else would have to be decided anew
         planned = None if self._decision is None else self._decision.placement
         is_divided = planned is not None and planned.is_divided and planned.prefill == site.address
         decode = planned.decode if planned is not None and is_divided else None
@@ -188,10 +208,11 @@ class Course:
     def _asked_away(self, generation: Generation) -> None:
         """Move a choice whose node is to end, where another one serves."""
         site = generation.site
-        if site is None or generation.is_moving or self._elsewhere(generation, site.address) is None:
+        if site is None or generation.is_moving:
             return
-        self._moves.order = MoveOrder(MoveReason.ASKED_AWAY)
-        generation.hand_over()
+        address = self._elsewhere(generation, site.address)
+        if address is not None:
+            self._order(generation, MoveOrder(MoveReason.ASKED_AWAY), address)
 
     def _moved(self, generation: Generation, has_moved: bool) -> None:
         """Take note of the end of a move."""

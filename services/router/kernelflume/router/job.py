@@ -25,6 +25,12 @@ class ChoiceJob:
     tenant: str
     """Whom it is for."""
 
+    def preparation(self) -> wnode_pb2.PrepareGrammarRequest | None:
+        """Return what a weight node is asked before the choice moves there; None where it needs nothing."""
+        if self.sampling.grammar is None:
+            return None
+        return wnode_pb2.PrepareGrammarRequest(sampling=sampling_to_proto(self.sampling), tenant=self.tenant)
+
     def request(self, run_id: str, resumption: Resumption = FROM_THE_START) -> wnode_pb2.GenerateRequest:
         """Return what a weight node is asked to run under the name ``run_id``, after what was generated."""
         return wnode_pb2.GenerateRequest(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from kernelflume.router.placement.decision import MoveReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from kernelflume.router.metrics import RouterMetrics
     from kernelflume.runtime.clock import Clock
+
+    Prepare = Callable[[], Awaitable[bool]]
 
 
 class MoveOutcome(StrEnum):
@@ -72,6 +74,7 @@ class Moves:
         self._held_at_s = 0.0
         self._ended_at_s = -inf
         self._giving_up: asyncio.TimerHandle | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self.order: MoveOrder | None = None
         """Of the move under way, if somebody ordered one: a divided placement's is in the placement."""
 
@@ -84,6 +87,42 @@ class Moves:
     def is_balancing(self) -> bool:
         """True while a move for balance is under way."""
         return self.order is not None and self.order.reason.is_for_balance
+
+    def begin(self, order: MoveOrder, hand_over: Callable[[], bool], prepare: Prepare | None) -> None:
+        """Order a move, if none is under way.
+
+        Args:
+            order: why, and where to.
+            hand_over: has the choice stand still; False where it cannot be asked to.
+            prepare: makes the target ready for it first, while it goes on; None where nothing is to be done.
+        """
+        if self.order is not None:
+            if not order.reason.is_for_balance:
+                # It goes where it was to go, but elsewhere if that fails.
+                self.order = MoveOrder(order.reason, self.order.target)
+        elif prepare is not None:
+            self.order = order
+            self._preparing = asyncio.create_task(self._prepare(prepare, hand_over))
+        elif hand_over():
+            self.order = order
+
+    def warm(self, prepare: Prepare) -> None:
+        """Make the node ready on which a divided choice goes on, while the other one computes its prompt."""
+        self._preparing = asyncio.create_task(self._warm(prepare))
+
+    async def _prepare(self, prepare: Prepare, hand_over: Callable[[], bool]) -> None:
+        is_ready = await prepare()
+        self._preparing = None
+        if self.order is None or self._giving_up is not None:
+            return  # it stood still without being asked to, and is on its way
+        # One whose node is to end moves in any case: what it needs is then prepared while it stands still.
+        if (self.order.reason.is_for_balance and not is_ready) or not hand_over():
+            self.forget()
+            self._ended_at_s = self._clock.now()
+
+    async def _warm(self, prepare: Prepare) -> None:
+        await prepare()
+        self._preparing = None
 
     def began(self, source: str, target: str, give_up: Callable[[], None]) -> None:
         """Take note that the choice stands still and its run at the target begins.
@@ -121,6 +160,9 @@ class Moves:
     def forget(self) -> None:
         """Take note that no move is under way: it is over, or so is the run that was to move."""
         self.order = None
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._preparing = None
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None

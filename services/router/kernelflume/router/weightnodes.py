@@ -119,6 +119,18 @@ class WeightNode:
             request, receiver, timeout_s=timeout_s, headers=headers, hands_over=hands_over
         )
 
+    async def prepare(self, request: wnode_pb2.PrepareGrammarRequest, *, timeout_s: float) -> bool:
+        """Have a grammar compiled for a request that is to move there; False where that cannot be."""
+        try:
+            await self._stub.PrepareGrammar(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as failure:
+            logger.info(
+                "a weight node did not compile a grammar",
+                extra={"address": self.address, "error": failure.code().name},
+            )
+            return False
+        return True
+
     async def probe(self, revision: str | None) -> None:
         """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
         if self._attachment.draining:

@@ -173,6 +173,14 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             num_asked += attachment.ask_away(left - num_asked)
         return wnode_pb2.MoveRequestsResponse(num_asked=num_asked)
 
+    async def PrepareGrammar(
+        self, request: wnode_pb2.PrepareGrammarRequest, context: Context
+    ) -> wnode_pb2.PrepareGrammarResponse:
+        """Compile a request's grammar before the request comes."""
+        del context
+        await self._shell.requests.compile(sampling_from_proto(request.sampling), request.tenant)
+        return wnode_pb2.PrepareGrammarResponse()
+
     async def ListSequences(
         self, request: wnode_pb2.ListSequencesRequest, context: Context
     ) -> wnode_pb2.ListSequencesResponse:

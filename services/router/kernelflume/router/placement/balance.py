@@ -53,18 +53,13 @@ class RunningChoice:
     """Most tokens that may follow."""
     is_settled: bool = True
     """It generates there, and nobody has asked it to leave."""
-    needs_compiling: bool = False
-    """It follows a grammar, which the next node would have to compile while it stands still."""
     since_moved_s: float = inf
     """Time since its last move ended."""
 
     def may_move(self, cooldown_s: float) -> bool:
         """Tell whether moving it is worth while."""
         return (
-            self.is_settled
-            and not self.needs_compiling
-            and self.num_tokens_left >= _MIN_TOKENS_LEFT
-            and self.since_moved_s >= cooldown_s
+            self.is_settled and self.num_tokens_left >= _MIN_TOKENS_LEFT and self.since_moved_s >= cooldown_s
         )
 
 
