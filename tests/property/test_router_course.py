@@ -16,6 +16,7 @@ from kernelflume.core.errors import (
     OverloadedError,
     UnavailableError,
 )
+from kernelflume.core.grammar import Grammar, GrammarKind
 from kernelflume.core.ranges import SequenceRoute
 from kernelflume.core.sampling import SamplingParameters
 from kernelflume.router.course import Course
@@ -98,6 +99,11 @@ class FakeNode:
         else:
             self.runs.append(run)
         return run
+
+    async def prepare(self, request: wnode_pb2.PrepareGrammarRequest, **_: Any) -> bool:
+        assert request.sampling.grammar.text == "a+"
+        await asyncio.sleep(0)
+        return not self.is_away
 
 
 class FakeNodes:
@@ -185,9 +191,11 @@ def speak(run: FakeRun, action: str, number: int, *, can_hold: bool) -> None:
         run.end(None)
 
 
-@given(ACTIONS)
-def test_whatever_happens_nothing_is_left_and_the_end_is_told_once(actions: list[tuple[str, int]]) -> None:
-    asyncio.run(_run(actions))
+@given(ACTIONS, st.sampled_from([None, Grammar(GrammarKind.REGEX, "a+")]))
+def test_whatever_happens_nothing_is_left_and_the_end_is_told_once(
+    actions: list[tuple[str, int]], grammar: Grammar | None
+) -> None:
+    asyncio.run(_run(actions, SamplingParameters(temperature=0.5, max_tokens=100, grammar=grammar)))
 
 
 def make_parts(nodes: FakeNodes) -> CourseParts:
@@ -205,11 +213,11 @@ def make_parts(nodes: FakeNodes) -> CourseParts:
     )
 
 
-async def _run(actions: list[tuple[str, int]]) -> None:
+async def _run(actions: list[tuple[str, int]], sampling: SamplingParameters) -> None:
     nodes, observer = FakeNodes(), Observer()
     parts = make_parts(nodes)
     prompt = Prompt(range(20), session=b"s")
-    job = ChoiceJob("r", prompt, SamplingParameters(temperature=0.5, max_tokens=100), tenant="t")
+    job = ChoiceJob("r", prompt, sampling, tenant="t")
     course = Course(parts, job, observer=observer, headers=())
     generation = course.new_generation(asyncio.Event())
     course.begin(generation, parts.placer.decide(prompt))
@@ -232,6 +240,8 @@ async def _run(actions: list[tuple[str, int]]) -> None:
     assert len(parts.roster) == 0
     assert course.running() is None
     assert not course.is_balancing
+    if generation.token_ids:
+        assert asyncio.all_tasks() == {asyncio.current_task()}
     assert all({move.source, move.target} <= {"a", "b", ""} for move in observer.moves)
     assert observer.num_tokens == len(generation.token_ids)
     # Each run was told all tokens of those before it.
