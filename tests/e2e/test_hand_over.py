@@ -18,6 +18,8 @@ from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(900)]
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2.json").read_text())
 NUM_TOKENS = 80
 NUM_MOVES = 10
