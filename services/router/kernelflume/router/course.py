@@ -19,12 +19,11 @@ from kernelflume.router.runs import RunSite
 from kernelflume.runtime.clock import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from kernelflume.core.errors import KernelFlumeError
     from kernelflume.router.course_parts import CourseParts
     from kernelflume.router.generation import GenerationObserver
     from kernelflume.router.job import ChoiceJob
+    from kernelflume.router.moves import Prepare
     from kernelflume.router.placement.balance import BalanceMove
     from kernelflume.router.placer import Decision
     from kernelflume.router.runs import StartRun
@@ -141,9 +140,9 @@ class Course:
         prepare = self._preparation(address)
         if prepare is not None:
             order = MoveOrder(order.reason, address)
-        self._moves.begin(order, generation.hand_over, prepare)
+        self._moves.ask(order, generation.hand_over, prepare)
 
-    def _preparation(self, address: str) -> Callable[[], Awaitable[bool]] | None:
+    def _preparation(self, address: str) -> Prepare | None:
         request = self._job.preparation()
         if request is None:
             return None
@@ -223,16 +222,12 @@ class Course:
     def _request(
         self, generation: Generation, *, is_resumed: bool, route: SequenceRoute | None = None
     ) -> wnode_pb2.GenerateRequest:
-        job = self._job
         if not is_resumed:
-            return job.request(job.request_id)
-        # A name of its own: a node that lost only its stream may not have ended the other run yet.
+            return self._job.request()
         self._num_runs_after += 1
         output = tuple(generation.token_ids)
-        return job.request(
-            f"{job.request_id}.{self._num_runs_after}",
-            Resumption(output, generation.random_key, route or SequenceRoute()),
-        )
+        resumption = Resumption(output, generation.random_key, route or SequenceRoute())
+        return self._job.request(self._num_runs_after, resumption)
 
     def _started(self, generation: Generation) -> None:
         """Learn from the first token."""

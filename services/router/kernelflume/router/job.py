@@ -31,8 +31,12 @@ class ChoiceJob:
             return None
         return wnode_pb2.PrepareGrammarRequest(sampling=sampling_to_proto(self.sampling), tenant=self.tenant)
 
-    def request(self, run_id: str, resumption: Resumption = FROM_THE_START) -> wnode_pb2.GenerateRequest:
-        """Return what a weight node is asked to run under the name ``run_id``, after what was generated."""
+    def request(
+        self, num_runs_before: int = 0, resumption: Resumption = FROM_THE_START
+    ) -> wnode_pb2.GenerateRequest:
+        """Return what a weight node is asked to run, after what other runs generated, if there were any."""
+        # A name of its own: a node that lost only its stream may not have ended the other run yet.
+        run_id = f"{self.request_id}.{num_runs_before}" if num_runs_before else self.request_id
         return wnode_pb2.GenerateRequest(
             request_id=run_id,
             prompt_token_ids=self.prompt.token_ids,

@@ -6,17 +6,17 @@ import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernelflume.router.placement.decision import MoveReason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from kernelflume.router.metrics import RouterMetrics
     from kernelflume.runtime.clock import Clock
 
-    Prepare = Callable[[], Awaitable[bool]]
+    Prepare = Callable[[], Coroutine[Any, Any, bool]]
 
 
 class MoveOutcome(StrEnum):
@@ -75,6 +75,7 @@ class Moves:
         self._ended_at_s = -inf
         self._giving_up: asyncio.TimerHandle | None = None
         self._preparing: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[bool] | None = None
         self.order: MoveOrder | None = None
         """Of the move under way, if somebody ordered one: a divided placement's is in the placement."""
 
@@ -88,7 +89,7 @@ class Moves:
         """True while a move for balance is under way."""
         return self.order is not None and self.order.reason.is_for_balance
 
-    def begin(self, order: MoveOrder, hand_over: Callable[[], bool], prepare: Prepare | None) -> None:
+    def ask(self, order: MoveOrder, hand_over: Callable[[], bool], prepare: Prepare | None) -> None:
         """Order a move, if none is under way.
 
         Args:
@@ -108,21 +109,17 @@ class Moves:
 
     def warm(self, prepare: Prepare) -> None:
         """Make the node ready on which a divided choice goes on, while the other one computes its prompt."""
-        self._preparing = asyncio.create_task(self._warm(prepare))
+        self._warming = asyncio.create_task(prepare())
 
     async def _prepare(self, prepare: Prepare, hand_over: Callable[[], bool]) -> None:
         is_ready = await prepare()
         self._preparing = None
         if self.order is None or self._giving_up is not None:
             return  # it stood still without being asked to, and is on its way
-        # One whose node is to end moves in any case: what it needs is then prepared while it stands still.
+        # One that its node asked away moves in any case: the target makes itself ready while it stands still.
         if (self.order.reason.is_for_balance and not is_ready) or not hand_over():
             self.forget()
             self._ended_at_s = self._clock.now()
-
-    async def _warm(self, prepare: Prepare) -> None:
-        await prepare()
-        self._preparing = None
 
     def began(self, source: str, target: str, give_up: Callable[[], None]) -> None:
         """Take note that the choice stands still and its run at the target begins.
@@ -160,9 +157,10 @@ class Moves:
     def forget(self) -> None:
         """Take note that no move is under way: it is over, or so is the run that was to move."""
         self.order = None
-        if self._preparing is not None:
-            self._preparing.cancel()
-            self._preparing = None
+        for task in (self._preparing, self._warming):
+            if task is not None:
+                task.cancel()
+        self._preparing = self._warming = None
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
