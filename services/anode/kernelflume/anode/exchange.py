@@ -288,8 +288,7 @@ class Exchange:
     def _answer_query(self, link: Link, index: int, query: wire.Query) -> None:
         lane, buffers = link.lanes[index], link.buffers[index]
         if query.plan is not None:
-            self._await_filed(link)
-            self._await_driven()
+            self._await_all(link)
             lane.step, lane.num_rows = query.step, query.num_rows
             lane.attention = self._plan(link, index, query.step, query.plan)
             lane.scan_bytes = self._countable_bytes(query)
@@ -333,8 +332,7 @@ class Exchange:
         )
 
     def _store_append(self, link: Link, index: int, append: wire.Append) -> None:
-        self._await_filed(link)
-        self._await_driven()
+        self._await_all(link)
         rows = link.buffers[index].append_rows(append.slot, append.num_rows)
         failed: dict[int, None] = {}
         taken: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -365,7 +363,7 @@ class Exchange:
         driven = link.driven
         if driven is not None:
             self._await(link, lambda: driven.can_launch(notice.step))
-        answer = launch_step(link, notice, self._pool)
+        answer = launch_step(link, notice, self._pool, before_copy=functools.partial(self._await_all, link))
         if answer.status is wire.RowStatus.OK:
             self._queries_served += link.layout.geometry.num_layers
             self._tokens_appended += sum(len(lane.entries) for lane in notice.lanes) - len(answer.failed)
@@ -380,6 +378,10 @@ class Exchange:
             link.driven.release(step)
             self._await_filed(link)  # it writes to what is another's afterwards
         retract_step(link, step, self._pool)
+
+    def _await_all(self, link: Link) -> None:
+        self._await_filed(link)
+        self._await_driven()
 
     def _await_filed(self, link: Link) -> None:
         """A launched step may still be writing to pages, at most until its weight node's step ends."""

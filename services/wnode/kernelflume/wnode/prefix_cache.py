@@ -127,6 +127,7 @@ class PrefixCache:
             self._publisher.publish(sequence, keys.keys, page_tokens, most=MAX_OPEN_MOVING)
             if sequence.num_computed % page_tokens and keys.num_tokens == sequence.num_computed:
                 self._publisher.publish_rest(sequence, keys.key(), page_tokens)
+                sequence.copies_last = True
         return self._publisher.last_number
 
     def has_settled(self, number: int) -> bool:

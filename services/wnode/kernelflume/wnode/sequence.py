@@ -99,6 +99,8 @@ class Sequence:
     """Times that it gave back what it shared, or gave way."""
     num_shared: int = 0
     """Tokens whose keys and values it found in the pool when it began, whole blocks from the first on."""
+    copies_last: bool = False
+    """Its last block, less than full, may be others' too: what is added goes into a copy, a page more."""
     num_named: int = 0
     """Tokens whose blocks have names in the pool."""
     is_prompt_named: bool = False
@@ -220,11 +222,12 @@ class Sequence:
             self.keys.extend(self.tokens(self.keys.num_tokens, num_tokens))
         return self.keys
 
-    def share(self, sequence_id: int, route: SequenceRoute) -> None:
+    def share(self, sequence_id: int, route: SequenceRoute, page_tokens: int) -> None:
         """Begin with what was found in the pool, under the id that it was shared by."""
         self.sequence_id = sequence_id
         self.route = route
         self.num_computed = self.num_shared = self.num_named = route.num_tokens
+        self.copies_last = bool(route.num_tokens % page_tokens)
 
     def admit(self) -> None:
         """Run, with what was found in the pool.
@@ -242,7 +245,7 @@ class Sequence:
         """Begin with nothing again; the caller frees what it shares."""
         self.route = SequenceRoute()
         self.num_computed = self.num_shared = self.num_named = 0
-        self.is_prompt_named = False
+        self.copies_last = self.is_prompt_named = False
         self.lookup = LookupPhase.DUE
 
     def take_steps(self) -> tuple[StepTrace, ...]:
