@@ -196,7 +196,7 @@ class Ledger:
         return tuple(writes)
 
     def can_go_on(self, sequence: Sequence) -> bool:
-        """False where a sequence's next token goes into a copy of its last block that there is no page for."""
+        """False where a sequence's next token goes into a copy of its last block, which has no page."""
         tail = sequence.route.tail_node_id
         return not sequence.copies_last or tail is None or self.usable_pages(tail) > 0
 
