@@ -215,6 +215,7 @@ class Exchange:
             case wire.Free():
                 self._free(link, notice)
             case wire.Find():
+                self._name_waiting()
                 self._notify(link, self._blocks.find(notice))
             case wire.Share():
                 self._notify(link, self._blocks.share(link, notice))
@@ -273,13 +274,16 @@ class Exchange:
             if step is not None:
                 self._guarded(link, functools.partial(self._launch_step, link, step))
                 return True
-        for link in self._links.values():
-            publish = link.take_ready_publish()
-            if publish is not None:
-                self._guarded(link, functools.partial(self._publish, link, publish))
-                return True
-        for link, index in lanes:
-            append = link.lanes[index].take_ready_append()
+        return any(self._file_next(link) for link in list(self._links.values()))
+
+    def _file_next(self, link: Link) -> bool:
+        """Name or store what is next of a link; False when there is nothing that is all there."""
+        publish = link.take_ready_publish()
+        if publish is not None:
+            self._guarded(link, functools.partial(self._publish, link, publish))
+            return True
+        for index, lane in enumerate(link.lanes):
+            append = lane.take_ready_append()
             if append is not None:
                 self._guarded(link, functools.partial(self._store_append, link, index, append))
                 return True
@@ -413,6 +417,15 @@ class Exchange:
     def _publish(self, link: Link, notice: wire.Publish) -> None:
         self._await_filed(link)  # nobody may find what a launched step has still to write
         self._notify(link, self._blocks.publish(link, notice))
+
+    def _name_waiting(self) -> None:
+        """Name what was told before somebody asks: it relies on appends, which give way to all queries.
+
+        A client that was answered may ask again at once, and by another weight node.
+        """
+        for link in list(self._links.values()):
+            while link.publishes and self._file_next(link):
+                pass
 
     def _free(self, link: Link, notice: wire.Free) -> None:
         if notice.sequences:  # an empty one only asks whether this node is there
