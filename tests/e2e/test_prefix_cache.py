@@ -154,6 +154,30 @@ async def test_common_beginning_of_concurrent_requests(stack: Stack) -> None:
     await stack.wait_baseline()
 
 
+async def test_choices_of_one_prompt_and_equal_prompts_compute_it_once(stack: Stack) -> None:
+    prompt = GOLDEN["long_1500"]["prompt"][7 : MAX_PIECE + 7]
+    alone = await stack.generate(prompt, NUM_TOKENS, cache_salt="alone")
+    before = await num_cached_by_nodes(stack)
+    answer = await stack.complete(prompt, NUM_TOKENS, n=4, cache_salt="choices")
+    assert [choice["token_ids"] for choice in answer["choices"]] == [alone] * 4
+    assert cached_tokens(answer) == 0  # a prompt is counted once, as its first choice found it
+    shared = whole_blocks(len(prompt) - 1)
+    assert await num_cached_by_nodes(stack) - before == 3 * shared
+    answers = await asyncio.gather(
+        *(stack.complete(prompt, NUM_TOKENS, cache_salt="requests") for _ in range(3))
+    )
+    assert [each["choices"][0]["token_ids"] for each in answers] == [alone] * 3
+    assert sorted(map(cached_tokens, answers)) == [0, shared, shared]
+    await stack.wait_baseline()
+
+
+async def num_cached_by_nodes(stack: Stack) -> int:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
+        lines = (await client.get(f"{stack.url}/metrics")).text.splitlines()
+    name = "kernelflume_router_node_cached_tokens_total{"
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(name))
+
+
 async def test_attention_node_that_is_killed_costs_no_token(
     stack: Stack, sessions: dict[str, list[Turn]]
 ) -> None:

@@ -102,7 +102,7 @@ async def test_generated_sessions_extend_over_the_real_router(tmp_path: Path, ap
                 "0",
                 *IDS,
             ),
-            *("--active-sessions", "1", "--warmups", "0", "--api", api, "--json"),
+            *("--active-sessions", "1", "--warmups", "0", "--api", api, "--json", "--save-detailed"),
         )
         assert code == 0
         result: dict[str, Any] = json.loads(output)
@@ -110,6 +110,14 @@ async def test_generated_sessions_extend_over_the_real_router(tmp_path: Path, ap
         first, second = (list(request.prompt_token_ids) for request in node.requests[:2])
         shared = 14 if api == "completions" else 10
         assert second[:shared] == [*first, 70, 71, 72, 73][:shared]
+        assert result["input_lens"] == [len(request.prompt_token_ids) for request in node.requests]
+        assert result["output_lens"] == [4] * 4
+        assert result["start_times"] == sorted(result["start_times"])
+        assert all(result["generated_texts"])
+        told = result["kernelflume"]["requests"]
+        assert [line["turn"] for line in told] == [0, 1, 0, 1]
+        assert [line["token_ids"] for line in told] == [[70, 71, 72, 73]] * 4
+        assert [line["cached_tokens"] for line in told] == [0] * 4
 
 
 async def test_an_interrupted_run_shows_and_writes_what_there_is(tmp_path: Path) -> None:

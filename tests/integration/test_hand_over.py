@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.inprocess import GEOMETRY, PAGE_TOKENS, LocalAttentionNode, LocalWeightNode
 
+from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.core.ranges import SequenceRoute
 from kernelflume.core.resumption import Resumption
 from kernelflume.transport.loopback import LoopbackNetwork
+from kernelflume.wnode.messages import EngineReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,3 +268,24 @@ def test_a_full_last_block_needs_no_copy(pair_of: Callable[..., Pair]) -> None:
     pair.move(route)
     assert pair.finish() == pair.source.reference(PROMPT, 2 * PAGE_TOKENS)
     assert pair.source.hand_overs.counts.num_recomputed_tokens == 0
+
+
+def test_without_a_page_for_the_copy_of_the_last_block_it_is_computed_where_there_is_room(
+    pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelflume.wnode.prefix_cache.HOLD_S", 0.05)
+    pair = pair_of()
+    pair.begin(max_tokens=8)
+    pair.run(4)
+    route = pair.hold()
+    assert route.num_tokens % PAGE_TOKENS
+    tail = next(node for node in pair.nodes if node.name.startswith(route.ranges[-1].node_id))
+    filler = HeldSequence()
+    tail.pool.append(filler, 0, tail.pool.num_free_pages * PAGE_TOKENS)
+    pair.move(route)
+    assert pair.finish() == pair.source.reference(PROMPT, 8)
+    assert pair.source.hand_overs.counts.num_recomputed_tokens == route.num_tokens % PAGE_TOKENS
+    pair.source.turn_until(lambda: bool(pair.source.recorder.of(EngineReport)))
+    assert pair.source.recorder.of(EngineReport)[-1].num_restarts == 0  # no append found the pool full
+    tail.pool.release(filler)
+    pair.settle()

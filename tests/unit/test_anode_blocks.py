@@ -240,6 +240,27 @@ def test_names_wait_for_the_appends_that_they_rely_on() -> None:
     assert find(node, weight, blocks_of("5", 8)) == [True, True]
 
 
+def test_what_one_weight_node_named_another_finds_that_asks_in_the_same_turn() -> None:
+    node = Node(num_pages=16)
+    first, second = node.link(), node.link("v#1")
+    blocks = blocks_of("5", 8)
+    tokens = Tokens.random(GEOMETRY, 8, torch.Generator().manual_seed(1))
+    first.append(tokens.rows(0, 8), [(5, 8, 0)])
+    first.publish(5, blocks)
+    second.find([key for key, _, _ in blocks], number=1)
+    answer = answer_of(node, second)
+    assert isinstance(answer, wire.Found)
+    assert answer.is_here.tolist() == [True, True]
+    assert [type(each) for each in first.poll()] == [wire.Appended, wire.Published]
+
+
+def test_a_question_does_not_wait_for_names_whose_appends_are_not_there() -> None:
+    node = Node(num_pages=16)
+    first, second = node.link(), node.link("v#1")
+    first.publish(5, blocks_of("5", 8), appends=7)
+    assert find(node, second, blocks_of("5", 8)) == [False, False]
+
+
 def test_a_sequence_that_ends_is_named_first_as_far_as_it_is_there() -> None:
     node = Node(num_pages=16)
     weight = node.link()

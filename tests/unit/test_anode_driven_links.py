@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from tests.anode import GEOMETRY, SilentDoorbell
 
+from kernelflume.anode.block_index import Block
 from kernelflume.anode.exchange import Exchange
 from kernelflume.anode.kernels import choose_kernel
 from kernelflume.anode.kvpool import KvPool
 from kernelflume.anode.lane import LaneBuffers
 from kernelflume.anode.links import Link
+from kernelflume.core.blocks import KEY_BYTES
 from kernelflume.core.errors import HandshakeError, PeerLostError
 from kernelflume.core.regions import DeviceLanes
 from kernelflume.runtime.clock import ManualClock
@@ -186,6 +188,24 @@ def test_one_weight_node_s_append_waits_for_the_other_s_step_and_drives_it() -> 
     node.exchange._await_driven()
     assert not node.exchange.is_driving
     assert node.exchange.links == ("w#1", "v#1")
+
+
+def test_a_launch_that_copies_a_page_first_drives_all_steps_to_their_end() -> None:
+    node = Node(("w#1", "v#1"), turns_a_step=1)
+    node.send(step(1))
+    node.turn()
+    block = Block(b"name".ljust(KEY_BYTES), 0, 1)
+    node.pool.publish(node.links["w#1"].held(1), [block])
+    assert node.pool.share(node.links["w#1"].held(2), [block]) == 1
+    node.lanes["v#1"].turns_a_step = 10**3
+    node.send(step(1), "v#1")
+    node.turn()
+    assert node.exchange.is_driving
+    node.send(step(2, [(1, 1)]))
+    node.exchange.turn(node.transport.poll())
+    assert node.lanes["v#1"].is_idle
+    assert node.lanes["w#1"].events[-1] == ("launch", 2)
+    assert node.links["w#1"].held(1).pages[-1] != node.links["w#1"].held(2).pages[-1]
 
 
 def test_a_step_that_gets_no_queries_ends_its_link_alone() -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kernelflume.cli.bench.answer import OK, STREAM_ERROR, Answer
+from kernelflume.cli.bench.answer import CANCELLED, OK, STREAM_ERROR, Answer
 from kernelflume.cli.bench.artifacts import prepare_folder, write_artifacts
 from kernelflume.cli.bench.classes import ClassRule, ClassSource, class_lines, class_source
 from kernelflume.cli.bench.comparison import compare, compare_files
+from kernelflume.cli.bench.details import Detail
 from kernelflume.cli.bench.distribution import percentile, summary_ms
 from kernelflume.cli.bench.events import EventParser, apply_event
 from kernelflume.cli.bench.load import Measured
@@ -323,3 +324,23 @@ def test_a_folder_that_cannot_be_is_told_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="--output-dir"):
         prepare_folder(tmp_path / "file" / "out")
+
+
+def test_details_are_an_item_a_request_in_the_order_of_sending() -> None:
+    gaps, tokens = array("d", [0.1, 0.2]), array("q", [7, 8, 9])
+    late = Detail(outcome(sent_s=3.0, num_cached=64, hit_tokens=70), "b", tokens, gaps)
+    failed = Detail(
+        outcome(sent_s=1.0, status="500", detail="broken", ttft_s=None), "", array("q"), array("d")
+    )
+    cancelled = Detail(outcome(sent_s=2.0, status=CANCELLED), "", array("q"), array("d"))
+    details = [late, failed, cancelled]
+    result = result_of(facts(), measured(*(detail.outcome for detail in details), details=details))
+    assert result["generated_texts"] == ["", "b"]
+    assert result["errors"] == ["broken", ""]
+    assert (result["ttfts"], result["itls"]) == ([0.0, 0.5], [[], [0.1, 0.2]])
+    assert result["kernelflume"]["requests"][1] == {
+        "session": "s", "turn": 0, "status": OK, "node": "", "prompt_tokens": 100,
+        "cached_tokens": 64, "infinite_cache_tokens": 70, "token_ids": [7, 8, 9],
+    }  # fmt: skip
+    assert "generated_texts" not in result_of(facts(), measured(outcome()))
+    assert "requests" not in result_of(facts(), measured(outcome()))["kernelflume"]

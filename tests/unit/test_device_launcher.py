@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from tests.anode import GEOMETRY
 
+from kernelflume.anode.block_index import Block
 from kernelflume.anode.gpu.launcher import launch_step, retract_step
 from kernelflume.anode.kvpool import KvPool
 from kernelflume.anode.links import Link
+from kernelflume.core.blocks import KEY_BYTES
 from kernelflume.core.errors import HandshakeError
 from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.wire import APPEND_DTYPE, PLAN_DTYPE, LaneStep, RowStatus, Step
@@ -47,6 +49,8 @@ class Node:
         self.pool = KvPool(GEOMETRY, page_tokens=4, num_bytes=num_pages * 4 * GEOMETRY.token_bytes)
         self.device = FakeDevice(**device)
         self.link = Link("w#1", layout=LAYOUT, buffers=[], plans=[], doorbell=None, device=self.device)  # type: ignore[arg-type]
+        self.launched_at_copies: list[int] = []
+        """Steps launched before each copy of a page."""
 
     def step(self, number: int, plan: list[tuple[int, int]], stored: list[tuple[int, int]]) -> Any:
         """Launch a step of (sequence, tokens held) rows that stores (sequence, position) rows."""
@@ -54,7 +58,19 @@ class Node:
             np.array([(sequence, 1, held) for sequence, held in plan], PLAN_DTYPE),
             np.array([(sequence, 1, start) for sequence, start in stored], APPEND_DTYPE),
         )
-        return launch_step(self.link, Step(number, 0, (lane,)), self.pool)
+        return launch_step(
+            self.link,
+            Step(number, 0, (lane,)),
+            self.pool,
+            before_copy=lambda: self.launched_at_copies.append(len(self.device.launched)),
+        )
+
+    def share_last(self, sequence: int, other: int) -> int:
+        """Let another sequence hold a sequence's only page too; return that page."""
+        block = Block(f"{sequence}".encode().ljust(KEY_BYTES), 0, self.held(sequence))
+        self.pool.publish(self.link.held(sequence), [block])
+        assert self.pool.share(self.link.held(other), [block]) == 1
+        return self.link.held(sequence).pages[-1]
 
     def held(self, sequence: int) -> int:
         return self.link.sequences[sequence].num_tokens if sequence in self.link.sequences else 0
@@ -110,6 +126,35 @@ def test_a_full_pool_fails_the_sequence_that_needs_a_page_and_stores_the_others(
     [work] = node.device.launched[1]
     assert work.slots.tolist() == [-1, 1]
     assert node.held(1) == 2
+
+
+@pytest.mark.parametrize("in_layer", [False, True])
+def test_a_step_reads_the_copy_of_a_last_page_that_others_hold_too(in_layer: bool) -> None:
+    node = Node(files_in_layer=in_layer)
+    node.step(1, [], [(1, 0), (3, 0)])
+    page = node.share_last(1, 2)
+    answer = node.step(2, [(2, 1), (3, 1)], [(2, 1), (3, 1)])
+    assert (answer.status, answer.failed) == (RowStatus.OK, ())
+    [work] = node.device.launched[-1]
+    copy = node.link.held(2).pages[-1]
+    assert copy != page
+    assert work.table.indices.tolist() == [copy, node.link.held(3).pages[-1]]
+    assert work.slots.tolist()[0] == copy * 4 + 1
+    assert node.launched_at_copies == [1]
+    assert node.link.held(1).pages[-1] == page
+    node.step(3, [(2, 2)], [(2, 2)])
+    assert node.launched_at_copies == [1]
+
+
+def test_a_copy_without_a_page_fails_its_sequence_alone() -> None:
+    node = Node(num_pages=2)
+    node.step(1, [], [(1, 0), (3, 0)])
+    node.share_last(1, 2)
+    answer = node.step(2, [(2, 1), (3, 1)], [(2, 1), (3, 1)])
+    assert (answer.status, answer.failed) == (RowStatus.OK, (2,))
+    [work] = node.device.launched[-1]
+    assert work.slots.tolist()[0] == -1
+    assert (node.held(2), node.held(3)) == (0, 2)
 
 
 @pytest.mark.parametrize("device", [{"is_open": False}, {"num_lanes": 0}])

@@ -192,7 +192,7 @@ def share(sequence: Sequence, *spans: tuple[str, int]) -> None:
     route = SequenceRoute()
     for node_id, num_tokens in spans:
         route = route.with_tail(node_id).extended(num_tokens)
-    sequence.share(1, route)
+    sequence.share(1, route, PAGE_TOKENS)
 
 
 def test_shared_beginning_is_gone_on_with_where_it_ends() -> None:
@@ -200,6 +200,39 @@ def test_shared_beginning_is_gone_on_with_where_it_ends() -> None:
     share(sequence, ("a", 8))
     store(ledger, sequence, 12)
     assert spans(sequence) == [("a", 0, 20)]
+
+
+def test_the_copy_of_a_shared_last_block_is_promised_once_and_where_the_block_lies() -> None:
+    link = FakeLink("a", num_usable_pages=2)
+    ledger, sequence = make_ledger(link, FakeLink("b")), make_sequence(20)
+    share(sequence, ("a", 6))
+    ledger.begin_step([])
+    for _ in range(2):  # a step that is given up changes nothing
+        ledger.begin_step([])
+        writes = ledger.place(sequence, 3)
+        assert writes is not None
+        assert sum(write.num_new_pages for write in writes) == 2
+    link.num_usable_pages = 0
+    ledger.begin_step([])
+    assert not ledger.can_go_on(sequence)
+    assert ledger.place(sequence, 1) is None
+    link.num_usable_pages = 1
+    store(ledger, sequence, 1)
+    link.num_usable_pages = 0
+    ledger.begin_step([])
+    assert ledger.can_go_on(sequence)
+    (write,) = ledger.place(sequence, 1) or ()
+    assert write.num_new_pages == 0
+
+
+def test_two_copies_of_a_step_do_not_take_the_same_page() -> None:
+    ledger = make_ledger(FakeLink("a", num_usable_pages=1))
+    first, second = make_sequence(20, request_id="1"), make_sequence(20, request_id="2")
+    share(first, ("a", 6))
+    share(second, ("a", 6))
+    ledger.begin_step([])
+    assert ledger.place(first, 1) is not None
+    assert ledger.place(second, 1) is None
 
 
 def test_shared_beginning_is_left_for_a_node_with_far_more_room_or_when_its_own_leaves() -> None:

@@ -10,6 +10,8 @@ from kernelflume.core.ranges import SequenceRoute
 from kernelflume.wnode.scheduler import BatchLimits, Plan, Scheduler
 from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
 
+PAGE_TOKENS = FakeLink("").page_tokens
+
 
 def make_scheduler(
     *links: FakeLink, max_num_seqs: int = 8, max_rows: int = 16, max_range_tokens: int = 0
@@ -200,7 +202,7 @@ def wait_sharing(scheduler: Scheduler, num_prompt: int, *, request_id: str, num_
     """Queue a sequence that shares its first tokens with others."""
     sequence = make_sequence(num_prompt, request_id=request_id)
     scheduler.submit(sequence)
-    sequence.share(scheduler.new_id(), SequenceRoute().with_tail("a").extended(num_shared))
+    sequence.share(scheduler.new_id(), SequenceRoute().with_tail("a").extended(num_shared), PAGE_TOKENS)
     return sequence
 
 
@@ -222,6 +224,27 @@ def test_only_what_is_not_shared_needs_room_and_is_computed() -> None:
     assert sequence.sequence_id == shared_under
     assert sequence.num_cached == 16
     assert [(owned.node_id, owned.tokens.end) for owned in sequence.route.ranges] == [("a", 19)]
+
+
+@pytest.mark.parametrize(("num_prompt", "num_pages"), [(7, 1), (8, 2), (11, 2)])
+def test_a_shared_last_block_needs_a_page_for_its_copy(num_prompt: int, num_pages: int) -> None:
+    link = FakeLink("a", num_pages=10, num_usable_pages=num_pages - 1)
+    scheduler = make_scheduler(link)
+    sequence = wait_sharing(scheduler, num_prompt, request_id="r", num_shared=6)
+    assert not scheduler.has_room(sequence)
+    assert scheduler.schedule().batch is None
+    link.num_usable_pages = num_pages
+    assert scheduler.has_room(sequence)
+    assert step(scheduler) == {"r": num_prompt - 6}
+
+
+def test_room_elsewhere_is_none_for_the_copy_of_a_shared_last_block() -> None:
+    scheduler = make_scheduler(FakeLink("a", num_usable_pages=0), FakeLink("b"))
+    sequence = wait_sharing(scheduler, 8, request_id="r", num_shared=6)
+    assert not scheduler.has_room(sequence)
+    assert scheduler.schedule().batch is None
+    scheduler.give_back(sequence)
+    assert step(scheduler) == {"r": 8}
 
 
 def test_waiting_sequences_give_back_before_a_running_one_gives_way() -> None:
@@ -263,6 +286,8 @@ def test_cached_tokens_are_the_fewest_of_all_runs_before_the_first_token() -> No
     step(scheduler)
     assert sequence.num_cached == 8
     scheduler.restart(sequence)
-    sequence.share(scheduler.new_id(), SequenceRoute().with_tail("a").extended(20))  # its own, too
+    sequence.share(
+        scheduler.new_id(), SequenceRoute().with_tail("a").extended(20), PAGE_TOKENS
+    )  # its own, too
     step(scheduler)
     assert sequence.num_cached == 8

@@ -65,6 +65,7 @@ class BenchSettings:
     heavy_tokens: float
     classes_by: ClassSource | None
     label: str
+    keeps_details: bool
     shown: dict[str, Any]
     """The settings as they stand in the result."""
 
@@ -108,7 +109,7 @@ async def run_benchmark(
         date = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         total = num_turns(workload.sessions)
         with RunProgress(console, total, MonotonicClock()) as progress:
-            load = Load(schedule, endpoint, asking, source, progress)
+            load = Load(schedule, endpoint, asking, source, progress, keeps_details=settings.keeps_details)
             if recorder is not None:
                 await recorder.begin()
             measured = await load.run(_stop_on_signals())

@@ -175,6 +175,12 @@ def bench(
     output_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Gets result.json, requests.csv and plot.png.")
     ] = None,
+    save_detailed: Annotated[
+        bool,
+        typer.Option(
+            "--save-detailed", help="The result has each request too: lengths, times, text, token ids."
+        ),
+    ] = False,
     record: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Gets a recording of the run, for `kernelflume sim validate`."),
@@ -262,6 +268,7 @@ def bench(
             heavy_tokens=heavy_tokens,
             classes_by=None if classes_by is None else ClassSource(classes_by),
             label=label,
+            keeps_details=save_detailed,
             shown={name: value for name, value in context.params.items() if name not in _NOT_SHOWN},
         )
         recorder = prepare_recorder(record, profile, scaler, channels) if record is not None else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from kernelflume.cli.bench.answer import CANCELLED
+from kernelflume.cli.bench.details import Detail
 from kernelflume.cli.bench.dialogue import Api, Dialogue
 from kernelflume.cli.bench.lag import LagMeter
 from kernelflume.cli.bench.outcome import Outcome, Sample
@@ -87,13 +88,22 @@ class Measured:
     """Processor time that the client took."""
     num_skipped: int
     interrupted: bool
+    details: list[Detail] | None = None
+    """Of the same requests as ``outcomes``, where they were to be kept."""
 
 
 class Load:
     """One run. Owns the dialogues of the sessions that are under way."""
 
     def __init__(
-        self, schedule: Schedule, endpoint: Endpoint, asking: Asking, source: TokenSource, watcher: Watcher
+        self,
+        schedule: Schedule,
+        endpoint: Endpoint,
+        asking: Asking,
+        source: TokenSource,
+        watcher: Watcher,
+        *,
+        keeps_details: bool = False,
     ) -> None:
         self._schedule = schedule
         self._endpoint = endpoint
@@ -102,6 +112,7 @@ class Load:
         self._watcher = watcher
         self._dialogues: dict[int, dict[str, Dialogue]] = {}
         self._outcomes: list[Outcome] = []
+        self._details: list[Detail] | None = [] if keeps_details else None
         self._gaps = Sample(_MAX_GAPS, 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -133,6 +144,7 @@ class Load:
             await asyncio.gather(*self._tasks, metering, stopping, return_exceptions=True)
         return Measured(
             outcomes=self._outcomes,
+            details=self._details,
             gaps=self._gaps,
             lags_s=meter.lags_s,
             begun_s=self._begun_s,
@@ -180,13 +192,15 @@ class Load:
             body,
             headers,
             timeout_s=asking.timeout_s,
-            keep_text=extends and asking.api is Api.CHAT,
+            keep_text=self._details is not None or (extends and asking.api is Api.CHAT),
         )
         if answer.ok:
             dialogues[name].answered(turn, answer)
             self._gaps.add(answer.gaps_s)
         outcome = self._outcome(launch, answer, prompt.num_tokens, prompt.hit_tokens)
         self._outcomes.append(outcome)
+        if self._details is not None:
+            self._details.append(Detail.of(outcome, answer))
         if answer.status == CANCELLED:
             return  # the run is over, and its schedule with it
         # A prompt that extends an answer cannot be made without it; the others stand for themselves.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelflume.cli.bench.answer import CANCELLED
 from kernelflume.cli.bench.classes import ClassRule, ClassSource, class_lines, class_source
+from kernelflume.cli.bench.details import detail_fields, own_detail_fields
 from kernelflume.cli.bench.distribution import percentile, summary_ms
 from kernelflume.cli.bench.nodes import imbalance, node_lines
 from kernelflume.core.request_class import ClassBounds
@@ -79,6 +80,7 @@ def result_of(facts: RunFacts, measured: Measured) -> dict[str, Any]:
         **summary_ms("tpot", [outcome.tpot_s for outcome in whole if outcome.tpot_s is not None]),
         **summary_ms("itl", measured.gaps.values),
         **summary_ms("e2el", [outcome.e2e_s for outcome in whole]),
+        **({} if measured.details is None else detail_fields(measured.details)),
         "kernelflume": _own(facts, measured, outcomes),
     }
 
@@ -114,6 +116,7 @@ def _own(facts: RunFacts, measured: Measured, outcomes: Sequence[Outcome]) -> di
         "imbalance_computed_tokens": imbalance(nodes, "computed_tokens"),
         "itl_samples": measured.gaps.num_seen,
         "client": client_figures(measured, outcomes),
+        **({} if measured.details is None else {"requests": own_detail_fields(measured.details)}),
     }
 
 

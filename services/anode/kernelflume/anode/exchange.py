@@ -215,6 +215,7 @@ class Exchange:
             case wire.Free():
                 self._free(link, notice)
             case wire.Find():
+                self._name_waiting()
                 self._notify(link, self._blocks.find(notice))
             case wire.Share():
                 self._notify(link, self._blocks.share(link, notice))
@@ -273,13 +274,16 @@ class Exchange:
             if step is not None:
                 self._guarded(link, functools.partial(self._launch_step, link, step))
                 return True
-        for link in self._links.values():
-            publish = link.take_ready_publish()
-            if publish is not None:
-                self._guarded(link, functools.partial(self._publish, link, publish))
-                return True
-        for link, index in lanes:
-            append = link.lanes[index].take_ready_append()
+        return any(self._file_next(link) for link in list(self._links.values()))
+
+    def _file_next(self, link: Link) -> bool:
+        """Name or store what is next of a link; False when there is nothing that is all there."""
+        publish = link.take_ready_publish()
+        if publish is not None:
+            self._guarded(link, functools.partial(self._publish, link, publish))
+            return True
+        for index, lane in enumerate(link.lanes):
+            append = lane.take_ready_append()
             if append is not None:
                 self._guarded(link, functools.partial(self._store_append, link, index, append))
                 return True
@@ -288,8 +292,7 @@ class Exchange:
     def _answer_query(self, link: Link, index: int, query: wire.Query) -> None:
         lane, buffers = link.lanes[index], link.buffers[index]
         if query.plan is not None:
-            self._await_filed(link)
-            self._await_driven()
+            self._await_all(link)
             lane.step, lane.num_rows = query.step, query.num_rows
             lane.attention = self._plan(link, index, query.step, query.plan)
             lane.scan_bytes = self._countable_bytes(query)
@@ -333,8 +336,7 @@ class Exchange:
         )
 
     def _store_append(self, link: Link, index: int, append: wire.Append) -> None:
-        self._await_filed(link)
-        self._await_driven()
+        self._await_all(link)
         rows = link.buffers[index].append_rows(append.slot, append.num_rows)
         failed: dict[int, None] = {}
         taken: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -365,7 +367,7 @@ class Exchange:
         driven = link.driven
         if driven is not None:
             self._await(link, lambda: driven.can_launch(notice.step))
-        answer = launch_step(link, notice, self._pool)
+        answer = launch_step(link, notice, self._pool, before_copy=functools.partial(self._await_all, link))
         if answer.status is wire.RowStatus.OK:
             self._queries_served += link.layout.geometry.num_layers
             self._tokens_appended += sum(len(lane.entries) for lane in notice.lanes) - len(answer.failed)
@@ -380,6 +382,10 @@ class Exchange:
             link.driven.release(step)
             self._await_filed(link)  # it writes to what is another's afterwards
         retract_step(link, step, self._pool)
+
+    def _await_all(self, link: Link) -> None:
+        self._await_filed(link)
+        self._await_driven()
 
     def _await_filed(self, link: Link) -> None:
         """A launched step may still be writing to pages, at most until its weight node's step ends."""
@@ -411,6 +417,15 @@ class Exchange:
     def _publish(self, link: Link, notice: wire.Publish) -> None:
         self._await_filed(link)  # nobody may find what a launched step has still to write
         self._notify(link, self._blocks.publish(link, notice))
+
+    def _name_waiting(self) -> None:
+        """Name what was told before somebody asks: it relies on appends, which give way to all queries.
+
+        A client that was answered may ask again at once, and by another weight node.
+        """
+        for link in list(self._links.values()):
+            while link.publishes and self._file_next(link):
+                pass
 
     def _free(self, link: Link, notice: wire.Free) -> None:
         if notice.sequences:  # an empty one only asks whether this node is there

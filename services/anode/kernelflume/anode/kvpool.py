@@ -127,7 +127,7 @@ class KvPool:
         held = sequence.num_tokens
         missing = -(-(held + num_tokens) // self.page_tokens) - len(sequence.pages)
         # None of a sequence's own pages is idle, so that making room takes none of them.
-        num_needed = missing + self._copies_to_append(sequence)
+        num_needed = missing + self.must_copy(sequence)
         if num_needed > self.book.num_free:
             raise KvPoolExhaustedError(f"{num_needed} pages are needed and {self.book.num_free} are free")
         sequence.held.append(start, num_tokens)
@@ -161,6 +161,19 @@ class KvPool:
         slot = page * self.page_tokens + offset
         self._extend_by_one(sequence.extents, slot)
         return slot
+
+    def must_copy(self, sequence: HeldSequence) -> bool:
+        """Tell whether an append copies the last page first: it is not full, and others hold it too."""
+        return bool(sequence.num_tokens % self.page_tokens) and self.book.num_holders(sequence.pages[-1]) > 1
+
+    def own_last(self, sequence: HeldSequence) -> None:
+        """Copy the last page where an append would, so that where the sequence lies does not change with it.
+
+        Raises:
+            KvPoolExhaustedError: no page is free; nothing was changed.
+        """
+        if self.must_copy(sequence):
+            self._own_last(sequence, sequence.num_tokens % self.page_tokens)
 
     def retract(self, sequence: HeldSequence) -> None:
         """Forget the token that was appended last; a page that becomes empty is free again."""
@@ -244,11 +257,6 @@ class KvPool:
             raise LifecycleError(
                 f"{block.num_tokens} tokens at {block.start} are no block of {self.page_tokens} tokens"
             )
-
-    def _copies_to_append(self, sequence: HeldSequence) -> int:
-        if not sequence.num_tokens % self.page_tokens:
-            return 0
-        return int(self.book.num_holders(sequence.pages[-1]) > 1)
 
     def _own_last(self, sequence: HeldSequence, num_tokens: int) -> None:
         """Make the last page one that may be written to; the sequence has ``num_tokens`` in it."""

@@ -411,6 +411,7 @@ class Engine:
             output = self._take_token(chunk.sequence, token, sampled.logprobs.get(row))
             outputs.append(output)
             if output.finish_reason:
+                self._prefix_cache.name(chunk.sequence)  # before it is told: the client may be back at once
                 ended.append(chunk.sequence)
         self._emit(*outputs)
         for sequence in ended:

@@ -6,7 +6,7 @@ range begins where a block does. A block is filled where it was begun, also when
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -137,6 +137,20 @@ class Ledger:
         Returns:
             The writes in order of position, or None when there is no room; then nothing was promised.
         """
+        if not sequence.copies_last:
+            return self._place(sequence, num_rows)
+        tail = sequence.route.tail_node_id
+        if tail is None or not self.can_go_on(sequence):
+            return None
+        self._promised[tail] = self._promised.get(tail, 0) + 1
+        writes = self._place(sequence, num_rows)
+        if writes is None:
+            self._promised[tail] -= 1
+            return None
+        first, *rest = writes
+        return replace(first, num_new_pages=first.num_new_pages + 1), *rest
+
+    def _place(self, sequence: Sequence, num_rows: int) -> tuple[KvWrite, ...] | None:
         promised = dict(self._promised)
         writes: list[KvWrite] = []
         held = {node_id: sequence.route.num_tokens_on(node_id) for node_id in sequence.route.node_ids}
@@ -181,6 +195,11 @@ class Ledger:
             opens = False
         return tuple(writes)
 
+    def can_go_on(self, sequence: Sequence) -> bool:
+        """False where a sequence's next token goes into a copy of its last block, which has no page."""
+        tail = sequence.route.tail_node_id
+        return not sequence.copies_last or tail is None or self.usable_pages(tail) > 0
+
     def commit(self, sequence: Sequence, writes: Iterable[KvWrite]) -> bool:
         """Extend a sequence's route by the writes that were sent; True when a range was opened."""
         opened = False
@@ -191,6 +210,7 @@ class Ledger:
                 opened = True
             route = route.extended(write.num_rows)
         sequence.route = route
+        sequence.copies_last = False
         if opened:
             self._moves.pop(sequence.sequence_id, None)
         return opened

@@ -260,7 +260,7 @@ class Lookups:
         if lookup.is_answered and sum(num_held.values()) == num_blocks:
             runs = cut(lookup.runs, num_blocks)
             if runs:
-                lookup.sequence.share(lookup.sequence_id, self._route(lookup, runs))
+                lookup.sequence.share(lookup.sequence_id, self._route(lookup, runs), lookup.page_tokens)
                 del self._sharing[lookup.sequence_id]
                 del self._under_way[lookup.sequence.request_id]
             else:

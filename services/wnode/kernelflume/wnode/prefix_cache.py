@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from kernelflume.core.ranges import SequenceRoute
 from kernelflume.transport.wire import Found, Shared
+from kernelflume.wnode.leads import MAX_FOLLOWED, WORTH_TOKENS, find_lead
 from kernelflume.wnode.lookups import Lookups
 from kernelflume.wnode.messages import RoutesChanged
 from kernelflume.wnode.named_blocks import packed
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kernelflume.runtime.clock import Clock
+    from kernelflume.wnode.leads import Lead
     from kernelflume.wnode.ledger import Ledger
     from kernelflume.wnode.links import LinkTable
     from kernelflume.wnode.messages import Event
@@ -83,7 +86,8 @@ class PrefixCache:
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Tell whether a waiting sequence has nothing more to look up."""
-        return not self.looks_up(sequence) or sequence.lookup is LookupPhase.DONE
+        has_looked_up = sequence.lookup is LookupPhase.DONE and sequence.lead is None
+        return has_looked_up or not self.looks_up(sequence)
 
     def enter(self, sequence: Sequence) -> None:
         """Take note of a new sequence: what was named before it came is found."""
@@ -103,6 +107,7 @@ class PrefixCache:
         self._publisher.advance()
         for sequence in self._lookups.advance():
             self._take_found(sequence)
+        self._look_again()
         now = self._clock.now()
         self.give_back([sequence for sequence in self._scheduler.waiting if self._is_in_vain(sequence, now)])
         self._begin_due(now)
@@ -127,6 +132,7 @@ class PrefixCache:
             self._publisher.publish(sequence, keys.keys, page_tokens, most=MAX_OPEN_MOVING)
             if sequence.num_computed % page_tokens and keys.num_tokens == sequence.num_computed:
                 self._publisher.publish_rest(sequence, keys.key(), page_tokens)
+                sequence.copies_last = True
         return self._publisher.last_number
 
     def has_settled(self, number: int) -> bool:
@@ -175,9 +181,37 @@ class PrefixCache:
 
     def _take_found(self, sequence: Sequence) -> None:
         sequence.lookup = LookupPhase.DONE
+        lead = sequence.lead
+        if lead is not None and lead.num_tokens < sequence.num_shared + WORTH_TOKENS:
+            sequence.lead = None
         if sequence.num_shared:
             sequence.gives_back_at_s = self._clock.now() + HOLD_S
             self._send(RoutesChanged({sequence.sequence_id: sequence.route}, ()))
+
+    def _look_again(self) -> None:
+        """Let those look up again that waited for what is named now, or does not come any more."""
+        for sequence in self._scheduler.waiting:
+            lead = sequence.lead
+            if lead is None or sequence.lookup is not LookupPhase.DONE or lead.sequence.is_on_its_way:
+                continue
+            sequence.num_followed += 1
+            self.abandon(sequence)
+            sequence.lookup_after = self._publisher.last_number
+
+    def _find_lead(self, sequence: Sequence) -> Lead | None:
+        """Return one ahead that is about to compute what a sequence needs, or has and is not found yet."""
+        if not self._enabled or sequence.num_followed >= MAX_FOLLOWED:
+            return None
+        ahead = takewhile(lambda other: other is not sequence, self._scheduler.waiting)
+        new = self._publisher.open_sequences
+        return find_lead(
+            sequence,
+            (
+                other
+                for other in (*self._scheduler.running, *ahead)
+                if other.is_on_its_way or other.sequence_id in new
+            ),
+        )
 
     def _is_in_vain(self, sequence: Sequence, now: float) -> bool:
         """Tell whether a sequence has long kept what it shares, and does not run for want of room."""
@@ -218,6 +252,7 @@ class PrefixCache:
         found = sequence.block_keys(min(wanted, before + budget), page_tokens)
         if found.num_tokens >= wanted:
             sequence.lookup = LookupPhase.UNDER_WAY
+            sequence.lead = self._find_lead(sequence)
             self._lookups.begin(
                 sequence, packed(found.keys[:num_blocks]), self._ledger.table.active, page_tokens
             )

@@ -62,6 +62,11 @@ class Publisher:
     def _num_open(self) -> int:
         return sum(naming.num_open for naming in self._open.values())
 
+    @property
+    def open_sequences(self) -> frozenset[int]:
+        """Sequences with names that are not answered: who asks for these now may ask too early."""
+        return frozenset(sequence_id for _, sequence_id in self._open)
+
     def has_settled(self, number: int) -> bool:
         """True when the names up to this number are answered, so that who asks for them finds them."""
         return all(naming.number > number for naming in self._open.values())

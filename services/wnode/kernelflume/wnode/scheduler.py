@@ -222,7 +222,11 @@ class Scheduler:
         ledger = self._ledger
         if not ledger.page_tokens:
             return False
-        needed = _pages(sequence.num_tokens + 1 - sequence.num_shared, ledger.page_tokens)
+        if not ledger.can_go_on(sequence):
+            return False
+        # A last block that is shared and not full counts as needed: it is copied.
+        needed = _pages(sequence.num_tokens + 1, ledger.page_tokens)
+        needed -= sequence.num_shared // ledger.page_tokens
         return needed + len(self.running) <= ledger.num_usable_pages or (
             not self.running and needed <= ledger.num_usable_pages
         )

@@ -14,6 +14,7 @@ from kernelflume.wnode.sampling.seen import SeenTokens
 if TYPE_CHECKING:
     from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
     from kernelflume.wnode.grammar.matcher import Matcher
+    from kernelflume.wnode.leads import Lead
     from kernelflume.wnode.messages import StepTrace
 
 
@@ -99,6 +100,12 @@ class Sequence:
     """Times that it gave back what it shared, or gave way."""
     num_shared: int = 0
     """Tokens whose keys and values it found in the pool when it began, whole blocks from the first on."""
+    copies_last: bool = False
+    """Its last block, less than full, may be others' too: what is added goes into a copy, a page more."""
+    lead: Lead | None = None
+    """One ahead of it that is about to compute what it did not find, and that it waits for."""
+    num_followed: int = 0
+    """How often it waited for another."""
     num_named: int = 0
     """Tokens whose blocks have names in the pool."""
     is_prompt_named: bool = False
@@ -182,6 +189,11 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
+    def is_on_its_way(self) -> bool:
+        """True while it has still to compute, and name, what its next token takes."""
+        return self.state in {SequenceState.WAITING, SequenceState.RUNNING} and not self.is_prompt_named
+
+    @property
     def is_decoding(self) -> bool:
         """True when one row a step is all it takes."""
         return bool(self.output) and self.num_pending == 1
@@ -220,11 +232,12 @@ class Sequence:
             self.keys.extend(self.tokens(self.keys.num_tokens, num_tokens))
         return self.keys
 
-    def share(self, sequence_id: int, route: SequenceRoute) -> None:
+    def share(self, sequence_id: int, route: SequenceRoute, page_tokens: int) -> None:
         """Begin with what was found in the pool, under the id that it was shared by."""
         self.sequence_id = sequence_id
         self.route = route
         self.num_computed = self.num_shared = self.num_named = route.num_tokens
+        self.copies_last = bool(route.num_tokens % page_tokens)
 
     def admit(self) -> None:
         """Run, with what was found in the pool.
@@ -242,8 +255,9 @@ class Sequence:
         """Begin with nothing again; the caller frees what it shares."""
         self.route = SequenceRoute()
         self.num_computed = self.num_shared = self.num_named = 0
-        self.is_prompt_named = False
+        self.copies_last = self.is_prompt_named = False
         self.lookup = LookupPhase.DUE
+        self.lead = None
 
     def take_steps(self) -> tuple[StepTrace, ...]:
         """Return the steps that no output told of yet, which one does now."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.anode.gpu.work import LaneWork
-from kernelflume.core.errors import HandshakeError
+from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError
 from kernelflume.transport.wire import RowStatus, Step, Stepped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.anode.links import Link
     from kernelflume.transport.wire import LaneStep
@@ -20,8 +23,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def launch_step(link: Link, step: Step, pool: KvPool) -> Stepped:
+def launch_step(link: Link, step: Step, pool: KvPool, *, before_copy: Callable[[], None]) -> Stepped:
     """Give what a step stores its slots, plan its attention, and launch both behind waits.
+
+    Args:
+        link: the weight node's.
+        step: what it announced.
+        pool: where the sequences lie.
+        before_copy: called before a page is copied, which this thread waits for: ends the steps under way
+            that may wait for this thread.
 
     Returns:
         The answer: MISMATCH, and nothing was launched, when other tokens are held than planned.
@@ -39,6 +49,7 @@ def launch_step(link: Link, step: Step, pool: KvPool) -> Stepped:
     for lane in step.lanes:
         if max(len(lane.plan), len(lane.entries)) > device.layout.max_rows:
             raise HandshakeError(f"a step of more than {device.layout.max_rows} rows")
+        _own_last_pages(link, lane, pool, before_copy)
         if device.files_in_layer:
             # Keys and values that come in every layer are part of the step's attention.
             slots = _take_slots(link, lane, pool, failed)
@@ -73,6 +84,19 @@ def retract_step(link: Link, step: int, pool: KvPool) -> None:
         if sequence is not None:
             pool.retract(sequence)
     link.stored_last = (-1, [])
+
+
+def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool, before_copy: Callable[[], None]) -> None:
+    """Copy the pages that what is stored would be the first to copy: the step is to read the copies.
+
+    The others that hold such a page may end while the step is under way, and another sequence write there.
+    """
+    for sequence_id, _, _ in lane.entries.tolist():
+        sequence = link.sequences.get(sequence_id)
+        if sequence is not None and pool.must_copy(sequence):
+            before_copy()
+            with suppress(KvPoolExhaustedError):  # its row finds no slot either, and is told to have failed
+                pool.own_last(sequence)
 
 
 def _planned(
