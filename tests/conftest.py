@@ -1,5 +1,7 @@
 """Fixtures and settings that all tests share."""
 
+import os
+
 from hypothesis import settings
 
 from tests.certificates import authority, folder, node
@@ -10,3 +12,6 @@ __all__ = ["authority", "folder", "node", "valkey", "valkey_url"]
 # A busy machine may take any time for an example; none is failed for it.
 settings.register_profile("kernelflume", deadline=None)
 settings.load_profile("kernelflume")
+
+# Nearly no test asks for a grammar: starting what compiles them would keep each node's processor for seconds.
+os.environ.setdefault("KERNELFLUME_WNODE_PREPARE_GRAMMARS", "false")
