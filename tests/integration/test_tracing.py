@@ -30,7 +30,7 @@ from kernelflume.wnode.requests import RequestTable
 from kernelflume.wnode.servicer import WeightNodeServicer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
 WAIT_S = 20.0
@@ -103,7 +103,7 @@ class TracedWeightNode(ScriptedWeightNode):
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: Any, context: Any
-    ) -> AsyncIterator[wnode_pb2.GenerateEvent]:
+    ) -> AsyncGenerator[wnode_pb2.GenerateEvent, None]:
         async for event in self._service.Generate(request, context):
             yield event
 
