@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernelflume.router.metrics import RouterMetrics
     from kernelflume.router.order import Order
     from kernelflume.router.settings import RouterSettings
+    from kernelflume.router.tenants import Tenant
     from kernelflume.router.tokenizer import Tokenizer
     from kernelflume.runtime.clock import Clock
     from kernelflume.runtime.tracing import Tracer
@@ -106,7 +107,7 @@ class Gateway:
     async def _answer(
         self,
         request: Request,
-        read: Callable[[bytes], Awaitable[Order[Any]]],
+        read: Callable[[bytes, Tenant], Awaitable[Order[Any]]],
         prefix: str,
         trace: RequestTrace,
     ) -> Response:
@@ -121,7 +122,7 @@ class Gateway:
             raw = await read_json_body(
                 request, max_bytes=self._settings.max_body_size, timeout_s=self._settings.body_timeout
             )
-            order = await read(raw)
+            order = await read(raw, slot.tenant)
             slot.take_prompt(sum(map(len, order.prompts)))
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
             trace.ordered(order, answer_id)

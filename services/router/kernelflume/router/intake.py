@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kernelflume.router.sampling import GenerationDefaults
     from kernelflume.router.schemas import Prompt
     from kernelflume.router.schemas.messages import ChatMessage
+    from kernelflume.router.tenants import Tenant
     from kernelflume.router.tokenizer import Tokenizer
     from kernelflume.router.tools.calls import Tool, ToolFormat
     from kernelflume.router.weightnodes import WeightNodes
@@ -98,16 +99,16 @@ class Intake:
             return limits
         return ModelLimits(max_model_len=self._max_model_len, vocab_size=limits.vocab_size)
 
-    async def read_chat(self, raw: bytes) -> Order[ChatCompletionRequest]:
+    async def read_chat(self, raw: bytes, tenant: Tenant) -> Order[ChatCompletionRequest]:
         """Read the body of a chat completion.
 
         Raises:
             KernelFlumeError: the request cannot be served; the error says why.
         """
         body = await self.read(ChatCompletionRequest, raw)
-        return await self._order_chat(body, ChatFormat)
+        return await self._order_chat(body, ChatFormat, tenant)
 
-    async def read_responses(self, raw: bytes) -> Order[ChatCompletionRequest]:
+    async def read_responses(self, raw: bytes, tenant: Tenant) -> Order[ChatCompletionRequest]:
         """Read the body of a response, as the chat completion that it is.
 
         Raises:
@@ -115,14 +116,17 @@ class Intake:
         """
         request = await self.read(ResponsesRequest, raw)
         try:
-            order = await self._order_chat(request.to_chat(), partial(ResponsesFormat, request))
+            order = await self._order_chat(request.to_chat(), partial(ResponsesFormat, request), tenant)
         except InvalidRequestError as error:
             error.parameter = own_name(error.parameter)
             raise
         return replace(order, own_name=own_name)
 
     async def _order_chat(
-        self, body: ChatCompletionRequest, new_format: Callable[[AnswerHead], AnswerFormat]
+        self,
+        body: ChatCompletionRequest,
+        new_format: Callable[[AnswerHead], AnswerFormat],
+        tenant: Tenant,
     ) -> Order[ChatCompletionRequest]:
         self._check_choices(body, num_prompts=1)
         limits = self.limits()
@@ -135,6 +139,7 @@ class Intake:
             template_kwargs=body.chat_template_kwargs,
             add_special_tokens=body.add_special_tokens,
             limits=limits,
+            owner=tenant.cache_salt(body.cache_salt),
         )
         sampling = self._sampling(body, prompt, None, limits)
         return Order(
@@ -160,8 +165,9 @@ class Intake:
         template_kwargs: dict[str, Any],
         add_special_tokens: bool,
         limits: ModelLimits,
+        owner: str | None = None,
     ) -> list[int]:
-        """Return a conversation as token ids.
+        """Return a conversation as token ids; ``owner`` as in ``Tokenizer.encode``.
 
         Raises:
             InvalidRequestError: the chat template refuses it.
@@ -179,9 +185,9 @@ class Intake:
             tools=[tool.to_template() for tool in tools] if knows and tools else None,
             with_tools=knows and (bool(tools) or any(message.about_tools for message in messages)),
         )
-        return await self.encode(text, add_special_tokens, limits, parameter="messages")
+        return await self.encode(text, add_special_tokens, limits, parameter="messages", owner=owner)
 
-    async def read_completion(self, raw: bytes) -> Order[CompletionRequest]:
+    async def read_completion(self, raw: bytes, tenant: Tenant) -> Order[CompletionRequest]:
         """Read the body of a completion.
 
         Raises:
@@ -190,10 +196,12 @@ class Intake:
         body = await self.read(CompletionRequest, raw)
         self._check_choices(body, num_prompts=len(body.prompt))
         limits = self.limits()
+        owner = tenant.cache_salt(body.cache_salt)
         prompts: list[Sequence[int]] = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
-                prompts.append(await self.encode(prompt, body.add_special_tokens, limits, parameter="prompt"))
+                special = body.add_special_tokens
+                prompts.append(await self.encode(prompt, special, limits, parameter="prompt", owner=owner))
             else:
                 check_token_ids(prompt, vocab_size=limits.vocab_size, parameter="prompt")
                 prompts.append(prompt)
@@ -235,7 +243,13 @@ class Intake:
             )
 
     async def encode(
-        self, text: str, add_special_tokens: bool, limits: ModelLimits, *, parameter: str
+        self,
+        text: str,
+        add_special_tokens: bool,
+        limits: ModelLimits,
+        *,
+        parameter: str,
+        owner: str | None = None,
     ) -> list[int]:
         """Return a prompt as token ids, one at least.
 
@@ -243,7 +257,7 @@ class Intake:
             InvalidRequestError: it is far too long, or empty and the model has no bos token.
         """
         prompt = await self._tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, max_tokens=limits.max_model_len
+            text, add_special_tokens=add_special_tokens, max_tokens=limits.max_model_len, owner=owner
         )
         if not prompt:
             if self._tokenizer.bos_token_id is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,14 +17,21 @@ from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.router.byte_level import NUM_BYTES, byte_alphabet, token_bytes
 from kernelflume.router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from kernelflume.router.errors import ContextLengthError
+from kernelflume.router.segments import SegmentCache, Splitter, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from kernelflume.router.segments import Segment
+
 LONG_TEXT_CHARS = 2000
 """Texts from here on go to a thread: half a millisecond of work, more than handing over costs."""
+_LONG_SPLIT_CHARS = 16 * LONG_TEXT_CHARS
+"""The same for texts that only have to be split, as what lies between special tokens is known."""
+_KEPT_BYTES = 32 * 1024 * 1024
+"""Of texts between special tokens, with their ids."""
 
 _TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 _RESERVED_TEMPLATE_NAMES = frozenset(
@@ -53,6 +61,20 @@ _SPACE_MARK = "\u2581"
 """What SentencePiece writes for a space."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parted:
+    """A text between whose special tokens some parts are known."""
+
+    segments: Sequence[Segment]
+    known: Mapping[str, Sequence[int]]
+    missing: Sequence[str]
+    """Texts that are not known, each once."""
+
+    @property
+    def num_missing_chars(self) -> int:
+        return sum(map(len, self.missing))
 
 
 class Tokenizer:
@@ -94,7 +116,12 @@ class Tokenizer:
             self._tokens[number] = token
         bos = self._template_tokens.get("bos_token")
         self.bos_token_id: int | None = vocabulary.get(bos) if bos else None
-        self._byte_tables = self._make_byte_tables() if self._is_byte_level() else None
+        description = describe(tokenizer)
+        is_byte_level = (description["decoder"] or {}).get("type") == "ByteLevel"
+        self._byte_tables = self._make_byte_tables() if is_byte_level else None
+        self._splitter = Splitter.of(tokenizer, description)
+        self._segments = SegmentCache(_KEPT_BYTES)
+        self._adds_tokens = tokenizer.num_special_tokens_to_add(False) > 0
 
     @classmethod
     def load(cls, folder: Path, *, executor: Executor) -> Tokenizer:
@@ -121,13 +148,16 @@ class Tokenizer:
             template_tokens={name: text for name, text in tokens.items() if text is not None},
         )
 
-    async def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, max_tokens: int, owner: str | None = None
+    ) -> list[int]:
         """Return the ids of a text.
 
         Args:
             text: what to encode.
             add_special_tokens: add those that the model wants around a text, such as bos.
             max_tokens: the text may be refused unread if it must have more than these.
+            owner: whose other texts may have parts in common with it; None: look for none, and keep none.
 
         Raises:
             ContextLengthError: the text is far too long.
@@ -138,8 +168,14 @@ class Tokenizer:
                 f"This model's maximum context length is {max_tokens} tokens, "
                 f"and {len(text)} characters of text do not fit it."
             )
-        encode = partial(self._encode, text, add_special_tokens=add_special_tokens)
-        return await self._run(len(text), encode)
+        splitter = self._splitter
+        if owner is None or splitter is None or (add_special_tokens and self._adds_tokens):
+            encode = partial(self._encode, text, add_special_tokens=add_special_tokens)
+            return await self._run(len(text), encode)
+        if len(text) < _LONG_SPLIT_CHARS:
+            parted = self._part(text, splitter, owner)
+            return await self._run(parted.num_missing_chars, partial(self._join, parted, owner))
+        return await self._run(len(text), lambda: self._join(self._part(text, splitter, owner), owner))
 
     async def render_chat(
         self,
@@ -249,6 +285,32 @@ class Tokenizer:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    def _part(self, text: str, splitter: Splitter, owner: str) -> _Parted:
+        """Split a text, and find what is known of its parts."""
+        segments = list(splitter.split(text))
+        texts = dict.fromkeys(segment.text for segment in segments if segment.token_id is None)
+        known = self._segments.find(owner, texts)
+        return _Parted(segments, known, [part for part in texts if part not in known])
+
+    def _join(self, parted: _Parted, owner: str) -> list[int]:
+        """Return the ids of a text from those of its parts; those that were missing are kept."""
+        if parted.num_missing_chars < LONG_TEXT_CHARS:
+            # One by one, as the batch call gives the interpreter away.
+            found = [self._encode(text, add_special_tokens=False) for text in parted.missing]
+        else:
+            encodings = self._tokenizer.encode_batch_fast(parted.missing, add_special_tokens=False)
+            found = [encoding.ids for encoding in encodings]
+        for text, ids in zip(parted.missing, found, strict=True):
+            self._segments.keep(owner, text, ids)
+        known = {**parted.known, **dict(zip(parted.missing, found, strict=True))}
+        joined: list[int] = []
+        for segment in parted.segments:
+            if segment.token_id is None:
+                joined += known[segment.text]
+            else:
+                joined.append(segment.token_id)
+        return joined
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_TEXT_CHARS:
             # Getting the interpreter back from other threads would take longer than this does.
@@ -256,10 +318,6 @@ class Tokenizer:
         # The batch call lets other threads run while it works; the plain one does not.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encodings[0].ids)
-
-    def _is_byte_level(self) -> bool:
-        decoder = json.loads(self._tokenizer.to_str())["decoder"]
-        return decoder is not None and decoder["type"] == "ByteLevel"
 
     def _make_byte_tables(self) -> dict[frozenset[int], list[bytes]]:
         """Return the bytes by id, by what is hidden: nothing at first."""
