@@ -1,5 +1,7 @@
 """Fixtures and settings that all tests share."""
 
+import os
+
 from hypothesis import settings
 
 from tests.certificates import authority, folder, node
@@ -26,3 +28,6 @@ __all__ = [
 # A busy machine may take any time for an example; none is failed for it.
 settings.register_profile("kernelflume", deadline=None)
 settings.load_profile("kernelflume")
+
+# Nearly no test asks for a grammar: starting what compiles them would keep each node's processor for seconds.
+os.environ.setdefault("KERNELFLUME_WNODE_PREPARE_GRAMMARS", "false")

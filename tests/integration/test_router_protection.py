@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from tests.router_parts import (
     byte_level_tokenizer,
     endless,
     eventually,
+    likely,
     post,
     router,
     saying,
@@ -445,26 +447,34 @@ async def test_one_connection_too_many_is_closed(model: Path) -> None:
 
 async def test_a_reader_that_trickles_is_cut_off(model: Path) -> None:
     async def flood(request: Any) -> AsyncIterator[Any]:
+        # Much to write for few tokens: what waits stays far below the bound that would end the stream too.
+        told = [likely(LETTER, 5)] * 200
         while True:
-            yield Event(token_ids=[LETTER] * 4096)
-            await asyncio.sleep(0)
+            yield Event(token_ids=[LETTER] * 200, logprobs=told)
+            await asyncio.sleep(0.01)
 
     async with (
         weight_node(model, flood) as node,
         router(model, [node], slow_reader_timeout=0.5) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]), limit=2048)
-        writer.write(post(BODY | {"stream": True, "return_token_ids": True, "max_tokens": 200}))
+        # Slower than the router on any machine: by its reads, and as nearly nothing is taken ahead of them.
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(slow, ("127.0.0.1", int(url.rsplit(":", 1)[1])))
+            await loop.sock_sendall(slow, post(BODY | {"stream": True, "logprobs": 5, "max_tokens": 200}))
 
-        async def trickle() -> None:
-            while True:
-                await reader.read(64 * 1024)
-                await asyncio.sleep(0.05)
+            async def trickle() -> None:
+                while await loop.sock_recv(slow, 8192):
+                    await asyncio.sleep(0.05)
 
-        reading = asyncio.create_task(trickle())
-        await node.wait(lambda: len(node.cancelled) == 1)
-        reading.cancel()
-        writer.close()
+            reading = asyncio.create_task(trickle())
+            await node.wait(lambda: len(node.cancelled) == 1)
+            reading.cancel()
+        # It was for the client, and not for the tokens that it left to wait.
+        assert "client_disconnects_total 1.0" in (await client.get("/metrics")).text
 
 
 async def test_a_node_that_makes_no_step_is_not_used(model: Path) -> None:

@@ -39,8 +39,42 @@ def folder() -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def compiler(folder: Path) -> AsyncIterator[GrammarCompiler]:
     made = GrammarCompiler(folder, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, timeout_s=3.0)
+    made.prepare()
     yield made
     await made.close()
+
+
+async def test_the_first_grammar_finds_a_process_that_was_started_before(compiler: GrammarCompiler) -> None:
+    worker = compiler._workers[0]
+    first = asyncio.create_task(compiler.compile(Grammar(GrammarKind.REGEX, "first"), ""))
+    assert compiler._preparing is not None
+    # One that comes while it starts waits for it, and has no second one started.
+    await compiler._preparing
+    prepared = worker._process
+    assert prepared is not None
+    assert prepared.is_alive()
+    await first
+    assert worker._process is prepared
+    assert compiler._workers[1]._process is None
+
+
+async def test_a_process_that_just_starts_is_ended_too(folder: Path) -> None:
+    made = GrammarCompiler(folder, vocab_size=VOCAB_SIZE, eos_token_ids=EOS, timeout_s=3.0)
+    made.prepare()
+    while made._workers[0]._process is None:  # noqa: ASYNC110 - set in another thread
+        await asyncio.sleep(0.01)
+    process = made._workers[0]._process
+    await made.close()
+    assert not process.is_alive()
+
+
+async def test_a_matcher_source_made_before_is_the_one_that_is_used(folder: Path) -> None:
+    source = LazyMatcherSource(
+        folder, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset(EOS), clock=MonotonicClock()
+    )
+    source.prepare()
+    made = await asyncio.to_thread(source._made)
+    assert source._made() is made
 
 
 async def test_what_is_compiled_here_is_followed_there(folder: Path, compiler: GrammarCompiler) -> None:

@@ -99,6 +99,8 @@ async def serve(settings: WeightNodeSettings, stop: asyncio.Event) -> None:
         address = f"{settings.address.rpartition(':')[0]}:{server.port}"
         running = asyncio.create_task(shell.run(address))
         await server.set_serving(serving=True)
+        if settings.prepare_grammars:
+            grammars.prepare()
         logger.info("ready at %s, model loaded in %.1f s", address, ready.load_seconds)
         await _wait_any(stop, engine.failed, running)
         await server.set_serving(serving=False)

@@ -114,6 +114,8 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         eos_token_ids=eos_token_ids,
         clock=ThreadClock(),
     )
+    if settings.prepare_grammars:
+        matchers.prepare()
     CommandThread(connection, inbox, connector, doorbell, reporter.send, open_matcher=matchers.open).start()
     scheduler = Scheduler(limits, ledger)
     prefix_cache = PrefixCache(

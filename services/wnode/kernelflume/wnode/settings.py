@@ -95,6 +95,9 @@ class WeightNodeSettings(ServiceSettings):
     grammar_timeout_s: float = Field(default=10.0, gt=0)
     """Longest time that compiling one request's grammar or JSON schema may take; one that takes longer is
     refused, and others wait meanwhile."""
+    prepare_grammars: bool = True
+    """Start what compiles grammars once the node is ready, in the background; otherwise the first request
+    that needs it waits for that, several seconds. It takes some hundred MiB of memory."""
     lease_ttl_s: float = Field(default=6.0, gt=0)
     """The node counts as dead this long after its last sign of life; it renews three times as often."""
     load_interval_s: float = Field(default=0.5, gt=0)

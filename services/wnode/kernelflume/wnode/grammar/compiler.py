@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from kernelflume.core.errors import KernelFlumeError
 from kernelflume.wnode.grammar.turns import Turns
 from kernelflume.wnode.grammar.worker import CompilerWorker
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kernelflume.core.grammar import Grammar
+
+logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 2
 """One, and one for others while it is busy with a tenant's slow grammar."""
@@ -33,7 +37,8 @@ class _Job:
 class GrammarCompiler:
     """Compiles grammars for one model, one of a tenant at a time; used in one event loop.
 
-    Processes start when they are needed: the second one when two tenants ask at once.
+    Processes start when they are needed: the second one when two tenants ask at once, the first one earlier
+    where ``prepare`` was called.
     """
 
     def __init__(
@@ -55,6 +60,20 @@ class GrammarCompiler:
         self._jobs: dict[tuple[str, Grammar], _Job] = {}
         self._compiled: OrderedDict[Grammar, bytes] = OrderedDict()
         self._num_bytes = 0
+        self._preparing: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        """Begin to start the first process, so that the first grammar need not wait for all of that."""
+        if self._preparing is None:
+            self._preparing = asyncio.create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        try:
+            # The lowest place is given first: a grammar that comes meanwhile waits for this very process.
+            await asyncio.to_thread(self._workers[0].start)
+        except KernelFlumeError as error:
+            # Whoever asks for a grammar is told the same.
+            logger.info("grammars are not prepared for: %s", error)
 
     async def compile(self, grammar: Grammar, tenant: str) -> bytes:
         """Return the compiled grammar, for ``MatcherSource.open``.
@@ -103,6 +122,9 @@ class GrammarCompiler:
         """End the processes."""
         for worker in self._workers:
             worker.close()
+        if self._preparing is not None:
+            # Its process was ended, so it has nothing to wait for.
+            await asyncio.wait([self._preparing])
 
     def _cached(self, grammar: Grammar) -> bytes | None:
         found = self._compiled.get(grammar)

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
@@ -25,7 +26,10 @@ _START_TIMEOUT_S = 120.0
 
 
 class CompilerWorker:
-    """Compiles one grammar at a time. The process starts with the first, and anew once one has killed it."""
+    """Compiles one grammar at a time.
+
+    The process starts with the first, if not before, and anew once one has killed it.
+    """
 
     def __init__(
         self, folder: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...], timeout_s: float
@@ -37,6 +41,19 @@ class CompilerWorker:
         self._timeout_s = timeout_s
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
+        self._is_closed = False
+        self._busy = threading.Lock()
+        """Held while the process starts or compiles."""
+
+    def start(self) -> None:
+        """Start the process, if it does not run. Blocks.
+
+        Raises:
+            InvalidRequestError: what it needs is not installed.
+            UnavailableError: it does not start.
+        """
+        with self._busy:
+            self._connect()
 
     def compile(self, grammar: Grammar) -> bytes:
         """Return the compiled grammar. Blocks.
@@ -45,11 +62,15 @@ class CompilerWorker:
             InvalidRequestError: it cannot be compiled, not in time, or not in a sane amount of memory.
             UnavailableError: the process does not start.
         """
+        with self._busy:
+            return self._compile(grammar)
+
+    def _compile(self, grammar: Grammar) -> bytes:
         connection = self._connect()
         try:
             connection.send(grammar)
             if not connection.poll(self._timeout_s):
-                self.close()
+                self._stop()
                 raise InvalidRequestError(
                     f"the {grammar.kind} is too complex: it does not compile within {self._timeout_s:g} s",
                     parameter=grammar.parameter,
@@ -59,7 +80,7 @@ class CompilerWorker:
             logger.warning(
                 "the grammar compiler died of a %s of %d characters", grammar.kind, len(grammar.text)
             )
-            self.close()
+            self._stop()
             raise InvalidRequestError(
                 f"the {grammar.kind} cannot be compiled", parameter=grammar.parameter
             ) from None
@@ -70,33 +91,40 @@ class CompilerWorker:
     def _connect(self) -> Connection:
         if self._connection is not None and self._process is not None and self._process.is_alive():
             return self._connection
-        self.close()
+        self._stop()
         if importlib.util.find_spec("xgrammar") is None:
             raise InvalidRequestError(
                 "structured output needs the package xgrammar, which this server does not have"
             )
         context = multiprocessing.get_context("spawn")
         connection, theirs = context.Pipe()
-        self._process = context.Process(
+        process = context.Process(
             target=_serve,
             args=(theirs, self._folder, self._vocab_size, self._eos_token_ids, os.getpid()),
             daemon=True,
         )
-        self._process.start()
+        process.start()
+        self._process = process
         theirs.close()
+        if self._is_closed:
+            self._stop()
         try:
             started = connection.poll(_START_TIMEOUT_S) and connection.recv() == b""
         except (EOFError, OSError):
             started = False
         if not started:
             connection.close()
-            self.close()
+            self._stop()
             raise UnavailableError("the grammar compiler did not start")
         self._connection = connection
         return connection
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, also one that just starts, for good."""
+        self._is_closed = True
+        self._stop()
+
+    def _stop(self) -> None:
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if connection is not None:
