@@ -13,6 +13,7 @@ from tests.router_parts import (
     BOS_ID,
     END_ID,
     MAX_MODEL_LEN,
+    Event,
     byte_level_tokenizer,
     endless,
     frames,
@@ -28,6 +29,7 @@ from kernelflume.router.schemas import (
     ResponsesRequest,
     TokenizeRequest,
 )
+from kernelflume.rpc.v1 import wnode_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,6 +160,32 @@ async def test_many_prompts_and_choices_are_indexed_as_openai_does(
     for chunk in (await stream(client, "/v1/completions", body))[:-1]:
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert texts == ["a 7", "a 8", "b 7", "b 8"]
+
+
+async def test_the_best_of_more_choices_are_given(folder: Path) -> None:
+    async def as_likely_as_its_seed(request: wnode_pb2.GenerateRequest) -> AsyncIterator[Event]:
+        sampling = request.sampling
+        assert sampling.HasField("logprobs")
+        # Seed 11 is the likeliest, then 10 and 12.
+        logprob = {11: -0.5, 10: -1.0, 12: -2.0, 13: -3.0}[sampling.seed]
+        told = wnode_pb2.TokenLogprobs(logprob=logprob)
+        token_id = ids("abcd"[sampling.seed - 10])[0]
+        yield Event(token_ids=[token_id], logprobs=[told], finish_reason="length")
+
+    async with (
+        weight_node(folder, as_likely_as_its_seed) as node,
+        router(folder, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        body = {"prompt": ["x", "y"], "max_tokens": 1, "seed": 10, "n": 2, "best_of": 4}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        assert [choice["text"] for choice in answer["choices"]] == ["b", "a", "b", "a"]
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+        assert all(choice["logprobs"] is None for choice in answer["choices"])
+        assert answer["usage"]["completion_tokens"] == 8
+        streamed = await client.post("/v1/completions", json=body | {"stream": True})
+        assert streamed.status_code == 400
+        assert streamed.json()["error"]["param"] == "best_of"
 
 
 async def test_prompt_of_token_ids_echo_and_bos(client: httpx.AsyncClient, node: ScriptedWeightNode) -> None:

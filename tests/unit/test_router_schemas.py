@@ -41,6 +41,16 @@ def test_values_that_ask_for_nothing_are_accepted() -> None:
     assert completion(suffix="") == completion()
 
 
+def test_more_choices_can_be_made_than_are_given_unless_they_are_streamed() -> None:
+    assert completion(n=2, best_of=5).num_candidates == 5
+    assert completion(n=2).num_candidates == 2
+    assert completion(n=2, best_of=2, stream=True).num_candidates == 2
+    for fields in ({"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}, {"best_of": 0}):
+        with pytest.raises(InvalidRequestError, match="best_of") as refused:
+            completion(**fields)
+        assert refused.value.parameter == "best_of"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -21,6 +21,7 @@ from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead
 from kernelflume.router.placer import Prompt
 from kernelflume.router.prepared import Prepared
+from kernelflume.router.ranking import best_of
 from kernelflume.router.sampling import for_choice
 from kernelflume.router.sessions import SESSION_HEADER, session_key
 from kernelflume.router.streaming import ClientWatch, EventStreamResponse
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from kernelflume.router.admission import Admission, Slot
+    from kernelflume.router.bodyroom import BodyRoom
     from kernelflume.router.dispatch import Dispatcher
     from kernelflume.router.formats import AnswerFormat
     from kernelflume.router.intake import Intake
@@ -61,6 +63,7 @@ class Gateway:
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
         admission: Admission,
+        bodies: BodyRoom,
         metrics: RouterMetrics,
         clock: Clock,
         tracer: Tracer,
@@ -70,6 +73,7 @@ class Gateway:
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
         self._admission = admission
+        self._bodies = bodies
         self._metrics = metrics
         self._clock = clock
         self._tracer = tracer
@@ -119,10 +123,15 @@ class Gateway:
             raise
         handed_over = False
         try:
-            raw = await read_json_body(
-                request, max_bytes=self._settings.max_body_size, timeout_s=self._settings.body_timeout
-            )
-            order = await read(raw, slot.tenant)
+            with self._bodies.enter() as place:
+                raw = await read_json_body(
+                    request,
+                    place,
+                    max_bytes=self._settings.max_body_size,
+                    timeout_s=self._settings.body_timeout,
+                )
+                order = await read(raw, slot.tenant)
+                del raw
             slot.take_prompt(sum(map(len, order.prompts)))
             answer_id = f"{prefix}-{uuid.uuid4().hex}"
             trace.ordered(order, answer_id)
@@ -134,7 +143,7 @@ class Gateway:
             with order.naming_faults():
                 new_format = partial(self._new_format, order, answer_id)
                 if not order.body.stream:
-                    return await self._whole(request, completion, new_format, trace)
+                    return await self._whole(request, order, completion, new_format, trace)
                 response = await self._stream(request, completion, new_format, slot=slot, trace=trace)
                 handed_over = True
                 return response
@@ -175,19 +184,19 @@ class Gateway:
         body = order.body
         jobs = [
             ChoiceJob(
-                f"{answer_id}-{number * body.n + index}",
+                f"{answer_id}-{number * body.num_candidates + index}",
                 prompt,
                 for_choice(sampling, index),
                 slot.tenant.tenant_id,
             )
             for number, (prompt, sampling) in enumerate(zip(prompts, order.samplings, strict=True))
-            for index in range(body.n)
+            for index in range(body.num_candidates)
         ]
         return Completion(
             jobs,
             partial(self._new_text, order),
             num_prompt_tokens=sum(map(len, order.prompts)),
-            choices_per_prompt=body.n,
+            choices_per_prompt=body.num_candidates,
             dispatcher=self._dispatcher,
             metrics=self._metrics,
             trace=trace,
@@ -213,6 +222,7 @@ class Gateway:
     async def _whole(
         self,
         request: Request,
+        order: Order[Any],
         completion: Completion,
         new_format: Callable[[], AnswerFormat],
         trace: RequestTrace,
@@ -221,10 +231,15 @@ class Gateway:
         watch = ClientWatch(request.receive)
         try:
             with watch:
-                choices = await collect(completion)
+                candidates = await collect(completion)
         finally:
             watch.close()
             completion.close()
+        choices = best_of(
+            candidates,
+            candidates_per_prompt=order.body.num_candidates,
+            choices_per_prompt=order.body.n,
+        )
         answer = answer_format.get().whole(choices, completion.usage())
         trace.answered()
         return Response(

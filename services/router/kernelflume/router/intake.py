@@ -116,7 +116,8 @@ class Intake:
         """
         request = await self.read(ResponsesRequest, raw)
         try:
-            order = await self._order_chat(request.to_chat(), partial(ResponsesFormat, request), tenant)
+            shown = request.without_input()
+            order = await self._order_chat(request.to_chat(), partial(ResponsesFormat, shown), tenant)
         except InvalidRequestError as error:
             error.parameter = own_name(error.parameter)
             raise
@@ -143,7 +144,7 @@ class Intake:
         )
         sampling = self._sampling(body, prompt, None, limits)
         return Order(
-            body,
+            body.without_prompt(),
             self.model_name(body),
             [prompt],
             [sampling],
@@ -207,7 +208,9 @@ class Intake:
                 prompts.append(prompt)
         samplings = [self._sampling(body, prompt, COMPLETION_MAX_TOKENS, limits) for prompt in prompts]
         echoes = [self._echo(prompt) if body.echo else "" for prompt in body.prompt]
-        return Order(body, self.model_name(body), prompts, samplings, echoes, CompletionFormat)
+        return Order(
+            body.without_prompt(), self.model_name(body), prompts, samplings, echoes, CompletionFormat
+        )
 
     async def read(self, kind: type[R], raw: bytes) -> R:
         """Read a body and check that the model it names is served.
@@ -235,11 +238,12 @@ class Intake:
         return name
 
     def _check_choices(self, body: GenerationBody, *, num_prompts: int) -> None:
-        num_choices = body.n * num_prompts
+        num_choices = body.num_candidates * num_prompts
         if num_choices > self._max_choices:
+            name = "n" if body.num_candidates == body.n else "best_of"
             raise InvalidRequestError(
-                f"n times the number of prompts may be at most {self._max_choices}, not {num_choices}",
-                parameter="n",
+                f"{name} times the number of prompts may be at most {self._max_choices}, not {num_choices}",
+                parameter=name,
             )
 
     async def encode(

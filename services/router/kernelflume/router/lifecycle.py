@@ -17,6 +17,7 @@ from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.router.admission import Admission
 from kernelflume.router.app import build_app
+from kernelflume.router.bodyroom import BodyRoom
 from kernelflume.router.connections import ConnectionBounds, connection_class
 from kernelflume.router.course import CourseParts
 from kernelflume.router.dispatch import Dispatcher
@@ -153,19 +154,21 @@ async def _serve(
         ),
         stall_timeout_s=settings.stall_timeout,
     )
+    bodies = BodyRoom(settings.max_bodies_size)
     gateway = Gateway(
         settings,
         intake=intake,
         tokenizer=tokenizer,
         dispatcher=dispatcher,
         admission=admission,
+        bodies=bodies,
         metrics=metrics,
         clock=clock,
         tracer=tracer,
     )
     app = build_app(
         gateway=gateway,
-        tokens=TokenEndpoints(settings, intake=intake, tokenizer=tokenizer),
+        tokens=TokenEndpoints(settings, intake=intake, tokenizer=tokenizer, bodies=bodies),
         intake=intake,
         admission=admission,
         metrics=metrics,

@@ -129,7 +129,8 @@ def sampling_of(
         ignore_eos=body.ignore_eos,
         logit_bias=body.logit_bias,
         allowed_token_ids=body.allowed_token_ids,
-        logprobs=body.num_logprobs,
+        # Whether they are told or not, the best of several choices are found by them.
+        logprobs=0 if body.num_logprobs is None and body.num_candidates > body.n else body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
         grammar=body.grammar(),
     )

@@ -174,6 +174,9 @@ class RouterSettings(ServiceSettings):
     """Choices one request may ask for: `n` times its prompts. OpenAI's own limit for `n` is 128."""
     max_body_size: ByteSize = 16 * 1024 * 1024
     """Largest request body in bytes; two million token ids fit."""
+    max_bodies_size: ByteSize = 64 * 1024 * 1024
+    """Bytes of all bodies over 64 KiB that are read, checked and tokenized at once; more wait unread, within
+    `body_timeout`. What is made of a body takes up to some 20 times its size."""
     body_timeout: float = Field(default=60.0, gt=0.0)
     """Seconds in which a request's body must have arrived."""
     request_timeout: float = Field(default=3600.0, gt=0.0)
@@ -194,6 +197,12 @@ class RouterSettings(ServiceSettings):
     """Live pages that may be open at once; all share one look at the cluster."""
     tokenizer_threads: int = Field(default=2, ge=1)
     """Threads for long prompts; short ones are tokenized in place, faster than they could be handed over."""
+
+    @model_validator(mode="after")
+    def _check_body_sizes(self) -> Self:
+        if self.max_bodies_size < self.max_body_size:
+            raise ValueError("max-bodies-size is below max-body-size: the largest body would never be read")
+        return self
 
     @property
     def dummy_seed(self) -> int | None:

@@ -14,6 +14,7 @@ from kernelflume.router.schemas import DetokenizeRequest, TokenizeRequest
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from kernelflume.router.bodyroom import BodyPlace, BodyRoom
     from kernelflume.router.intake import Intake
     from kernelflume.router.settings import RouterSettings
     from kernelflume.router.tokenizer import Tokenizer
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
 class TokenEndpoints:
     """The endpoints that show what tokens a text has. They use no weight node."""
 
-    def __init__(self, settings: RouterSettings, *, intake: Intake, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, settings: RouterSettings, *, intake: Intake, tokenizer: Tokenizer, bodies: BodyRoom
+    ) -> None:
         self._settings = settings
         self._intake = intake
         self._tokenizer = tokenizer
+        self._bodies = bodies
 
     async def tokenize(self, request: Request) -> Response:
         """Answer POST /tokenize.
@@ -33,7 +37,11 @@ class TokenEndpoints:
         Raises:
             KernelFlumeError: the request is refused.
         """
-        body = await self._intake.read(TokenizeRequest, await self._read(request))
+        with self._bodies.enter() as place:
+            return await self._tokenize(request, place)
+
+    async def _tokenize(self, request: Request, place: BodyPlace) -> Response:
+        body = await self._intake.read(TokenizeRequest, await self._read(request, place))
         limits = self._intake.limits()
         if body.messages is not None:
             token_ids = await self._intake.encode_chat(
@@ -66,13 +74,14 @@ class TokenEndpoints:
         Raises:
             KernelFlumeError: the request is refused.
         """
-        body = await self._intake.read(DetokenizeRequest, await self._read(request))
-        check_token_ids(body.tokens, vocab_size=self._intake.limits().vocab_size, parameter="tokens")
-        return _answer({"prompt": await self._tokenizer.decode_later(body.tokens)})
+        with self._bodies.enter() as place:
+            body = await self._intake.read(DetokenizeRequest, await self._read(request, place))
+            check_token_ids(body.tokens, vocab_size=self._intake.limits().vocab_size, parameter="tokens")
+            return _answer({"prompt": await self._tokenizer.decode_later(body.tokens)})
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, place: BodyPlace) -> bytes:
         return await read_json_body(
-            request, max_bytes=self._settings.max_body_size, timeout_s=self._settings.body_timeout
+            request, place, max_bytes=self._settings.max_body_size, timeout_s=self._settings.body_timeout
         )
 
 

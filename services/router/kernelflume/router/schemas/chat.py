@@ -90,6 +90,10 @@ class ChatCompletionRequest(WithTools, GenerationBody):
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), parameter="tools") from None
 
+    def without_prompt(self) -> Self:
+        """Return the same without what only makes the prompt, which may be large."""
+        return self.model_copy(update={"messages": [], "chat_template_kwargs": {}})
+
     def own_name(self, parameter: str | None) -> str | None:
         """Return what the request calls a parameter that a weight node complains of."""
         forced = self.tool_use().mode in {ToolMode.REQUIRED, ToolMode.NAMED}

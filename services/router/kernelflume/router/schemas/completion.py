@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, WithJsonSchema, field_validator
 
@@ -31,6 +31,7 @@ class CompletionRequest(GenerationBody):
     """Body of POST /v1/completions."""
 
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = unsupported.COMPLETION_FIELDS
+    serves_best_of: ClassVar[bool] = True
 
     prompt: Annotated[tuple[Prompt, ...], WithJsonSchema(_PROMPT)]
     """Text, token ids, or a list of either; choice i of prompt p has index p * n + i."""
@@ -51,6 +52,10 @@ class CompletionRequest(GenerationBody):
     def num_prompt_logprobs(self) -> int | None:
         """The same for the prompt's tokens."""
         return self.logprobs if self.echo else None
+
+    def without_prompt(self) -> Self:
+        """Return the same without what only makes the prompt, which may be large."""
+        return self.model_copy(update={"prompt": ()})
 
     @property
     def prompt_only(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
@@ -55,6 +55,9 @@ class StreamOptions(Strict):
 class GenerationBody(RequestBody):
     """What all kinds of request share."""
 
+    serves_best_of: ClassVar[bool] = False
+    """More choices may be made than are given."""
+
     max_tokens: int | None = Field(default=None, json_schema_extra=_range(1))
     """Most tokens a choice may have."""
     min_tokens: int = Field(default=0, json_schema_extra=_range(0))
@@ -74,7 +77,8 @@ class GenerationBody(RequestBody):
     )
     n: int = Field(default=1, ge=1, le=MAX_CHOICES_PER_PROMPT)
     best_of: int | None = Field(default=None, json_schema_extra=_range(1))
-    """Choices to pick the n best of. As none are made that are not given, only n itself is served."""
+    """Choices to make, of which the n with the highest mean log probability are given. In a chat only n
+    itself is served."""
     stop: Annotated[tuple[str, ...], WithJsonSchema(_STOP)] = ()
     """Strings that end a choice: at most 16, of at most 1,024 characters each."""
     stop_token_ids: TokenIds = Field(
@@ -150,11 +154,27 @@ class GenerationBody(RequestBody):
 
     @model_validator(mode="after")
     def _check_best_of(self) -> Self:
-        if self.best_of is not None and self.best_of != self.n:
+        if self.best_of is None or self.best_of == self.n:
+            return self
+        if not self.serves_best_of:
+            raise refusal(f"best_of is not supported here unless it is n, which is {self.n}", param="best_of")
+        if self.best_of < self.n:
+            raise refusal(f"best_of must be at least n, which is {self.n}", param="best_of")
+        if self.stream:
             raise refusal(
-                f"best_of is not supported by this server unless it is n, which is {self.n}", param="best_of"
+                "best_of cannot be used with stream: which choices are best is known at their end",
+                param="best_of",
             )
         return self
+
+    def without_prompt(self) -> Self:
+        """Return the same without what only makes the prompt, which may be large."""
+        raise NotImplementedError
+
+    @property
+    def num_candidates(self) -> int:
+        """Choices that are made of each prompt: n, or more to pick those from."""
+        return self.n if self.best_of is None else self.best_of
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:

@@ -173,6 +173,10 @@ class ResponsesRequest(RequestBody):
             raise refusal("stream_options is only allowed when stream is true", param="stream_options")
         return self
 
+    def without_input(self) -> Self:
+        """Return what an answer repeats of the request: all but its input, which may be large."""
+        return self.model_copy(update={"input": ""})
+
     def to_chat(self) -> ChatCompletionRequest:
         """Return the chat completion that this asks for.
 
