@@ -169,17 +169,21 @@ class Completion:
         Raises:
             KernelFlumeError: a choice failed; what it had was given before.
         """
+        arrived, watchdog = self._arrived, self._watchdog
         while self._open:
-            self._arrived.clear()
+            # Set as long as something is there to take, so that a token costs one look.
+            if not arrived.is_set():
+                watchdog.arm()
+                await arrived.wait()
+                watchdog.disarm()
+            arrived.clear()
             news = self._take()
+            if self._error is not None:
+                arrived.set()
             if news:
                 yield news
             elif self._error is not None:
                 raise self._error
-            elif self._open:
-                self._watchdog.arm()
-                await self._arrived.wait()
-                self._watchdog.disarm()
 
     @property
     def node_ids(self) -> Sequence[str]:
@@ -230,7 +234,7 @@ class Completion:
 
     def _take(self) -> list[tuple[int, Delta]]:
         news: list[tuple[int, Delta]] = []
-        for index in sorted(self._open):
+        for index in sorted(self._open) if len(self._open) > 1 else tuple(self._open):
             try:
                 batch = self._generations[index].take()
             except KernelFlumeError as error:

@@ -208,6 +208,8 @@ class Generation:
             if self.site is not None:
                 self.site.load.grew(len(token_ids))
             self._logprobs, self._prompt_logprobs = [], []
+            if self._error is not None:
+                self._arrived.set()  # there is more to take
             return batch
         if self._error is not None:
             raise self._error
