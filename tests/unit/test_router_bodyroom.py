@@ -109,6 +109,21 @@ async def test_one_that_gives_up_frees_what_it_waited_for() -> None:
     assert room.num_bytes == 0
 
 
+async def test_many_that_give_up_at_once_leave_the_room_as_it_was() -> None:
+    room = BodyRoom(LARGE)
+    holding = asyncio.create_task(read(room, Upload(LARGE, goes_on=False)))
+    await settle()
+    crowd = [asyncio.create_task(read(room, Upload(LARGE))) for _ in range(8)]
+    await settle()
+    # Whoever holds the room leaves in the same turn, before those that wait know that they are cancelled.
+    for task in (*crowd, holding):
+        task.cancel()
+    outcomes = await asyncio.gather(*crowd, holding, return_exceptions=True)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    assert room.num_bytes == 0
+    assert await read(room, Upload(LARGE)) == LARGE
+
+
 async def test_one_that_says_that_it_is_too_large_takes_no_room() -> None:
     room = BodyRoom(LARGE)
     with pytest.raises(BodyTooLargeError):

@@ -37,7 +37,10 @@ async def read_json_body(request: Request, place: BodyPlace, *, max_bytes: int, 
         async with asyncio.timeout(timeout_s):
             body = await _read(request, max_bytes, place)
     except TimeoutError:
-        place.check()
+        refusal = place.refusal()
+        if refusal is not None:
+            await discard_body(request, timeout_s=timeout_s)
+            raise refusal from None
         raise BodyTimeoutError(f"the request's body did not arrive within {timeout_s:g} s") from None
     if body is None:
         raise BodyTooLargeError(f"the request's body has more than {max_bytes} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
@@ -51,7 +52,9 @@ class BodyRoom:
             await given
         except asyncio.CancelledError:
             if given.cancelled():
-                self._waiting.remove((num_bytes, given))
+                # Unless room that came meanwhile was passed on to whoever stood behind it.
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove((num_bytes, given))
                 self._hand_out()  # what stood behind it may fit
             else:
                 # It was given in the very moment in which the caller gave up.
@@ -92,14 +95,11 @@ class BodyPlace:
         self._is_waiting = False
         self._num_bytes = num_bytes
 
-    def check(self) -> None:
-        """Tell whoever waited in vain that it was for room.
-
-        Raises:
-            OverloadedError: it was.
-        """
-        if self._is_waiting:
-            raise OverloadedError("too many large requests are being read", retry_after_s=_RETRY_AFTER_S)
+    def refusal(self) -> OverloadedError | None:
+        """Return what to tell whoever waited in vain, if it was for room."""
+        if not self._is_waiting:
+            return None
+        return OverloadedError("too many large requests are being read", retry_after_s=_RETRY_AFTER_S)
 
     def __exit__(
         self,
