@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.transport import wire
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 MEMORY_BYTES = 64 * 1024**2
 
 
@@ -74,7 +74,7 @@ class NodeProcess:
             raise RuntimeError(f"the node ended with code {self.process.returncode}: {self.log}")
         try:
             answer = health_pb2_grpc.HealthStub(self.channel).Check(
-                health_pb2.HealthCheckRequest(service="kernelflume.rpc.v1.AttentionNode"), timeout=5
+                health_pb2.HealthCheckRequest(service="kernelflume.rpc.v1.AttentionNode"), timeout=30
             )
         except grpc.RpcError:
             return False
@@ -82,7 +82,7 @@ class NodeProcess:
 
     def statistics(self) -> anode_pb2.AttentionStatistics:
         statistics: anode_pb2.AttentionStatistics = self.stub.GetStatistics(
-            anode_pb2.GetAttentionStatisticsRequest(), timeout=10
+            anode_pb2.GetAttentionStatisticsRequest(), timeout=60
         )
         return statistics
 
@@ -130,7 +130,7 @@ class LinkedWeightNode(WeightNode):
         )
 
     def link(self, node: NodeProcess) -> anode_pb2.ConnectResponse:
-        response: anode_pb2.ConnectResponse = node.stub.Connect(self.request(node.name), timeout=30)
+        response: anode_pb2.ConnectResponse = node.stub.Connect(self.request(node.name), timeout=60)
         self.connect(
             response.handshake.node_name,
             response.transport_metadata,

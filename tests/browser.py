@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 needs_chromium = pytest.mark.skipif(
     not (PROGRAM and DRIVER),

@@ -35,11 +35,11 @@ async def serve(options: argparse.Namespace) -> None:
         address=f"{options.address.rpartition(':')[0]}:{server.port}",
         load=NodeLoad(capacity_tokens=1000),
     )
-    store = RedisStore(options.redis_url, cluster=options.cluster)
+    store = RedisStore(options.redis_url, cluster=options.cluster, timeout_s=60.0)
     if options.idle:
         await stop.wait()
     while not stop.is_set():
-        await store.renew(record, ttl_s=20.0)
+        await store.renew(record, ttl_s=60.0)
         try:
             async with asyncio.timeout(0.2):
                 await stop.wait()

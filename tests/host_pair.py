@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LAYERS = GEOMETRY.num_layers
 LAYOUT = LaneLayout(GEOMETRY, 8)
-_DEADLINE_S = 20.0
+_DEADLINE_S = 60.0
 
 
 class HostPair:

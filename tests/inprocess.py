@@ -21,7 +21,7 @@ from kernelflume.checkpoint.rope import RopeParameters
 from kernelflume.core.handshake import Handshake
 from kernelflume.core.resumption import FROM_THE_START, Resumption
 from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
-from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.tensor.reference import causal_mask, dense_attention
 from kernelflume.transport.doorbell import Doorbell
 from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
@@ -74,6 +74,8 @@ CONFIG = ModelConfig(
 )
 GEOMETRY = CONFIG.geometry("float32", "float32", "tiny", revision="1")
 PAGE_TOKENS = 4
+WAIT_S = 60.0
+"""Bound of every wait: attention nodes are threads, which a busy machine may let wait."""
 
 
 class LocalAttentionNode:
@@ -200,9 +202,9 @@ class LocalWeightNode:
         max_rows: int = 16,
         max_num_seqs: int = 8,
         max_range_tokens: int = 0,
-        exchange_timeout_s: float = 10.0,
+        exchange_timeout_s: float = WAIT_S,
         stream_kv_rows: int = 9,
-        hold_timeout_s: float = 10.0,
+        hold_timeout_s: float = WAIT_S,
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
         enable_prefix_caching: bool = True,
@@ -317,12 +319,11 @@ class LocalWeightNode:
     def close_link(self, name: str) -> None:
         self.inbox.put(CloseLink(name))
 
-    def turn_until(self, condition: Callable[[], bool], *, max_turns: int = 3000) -> None:
-        for _ in range(max_turns):
-            if condition():
-                return
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        deadline = Deadline(MonotonicClock(), WAIT_S)
+        while not condition():
+            assert not deadline.expired, "the condition never held"
             self.engine.turn()
-        raise AssertionError("the condition never held")
 
     def run_all(self, *request_ids: str) -> list[list[int]]:
         self.turn_until(lambda: all(name in self.recorder.finished for name in request_ids))

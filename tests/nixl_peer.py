@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernelflume.core.regions import MemoryRegion
 
 NUM_BYTES = 1 << 20
-ANSWER_DEADLINE_S = 30.0
+ANSWER_DEADLINE_S = 120.0
 
 
 @dataclass

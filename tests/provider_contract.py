@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import textwrap
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
     Command = Callable[[str], list[str]]
     """Node id -> how that node is started."""
 
-GRACE_S = 10.0
+GRACE_S = 30.0
+_RUN = f"run={os.getpid()}"
+"""Tells the processes of these tests from those of others on this machine."""
 FAKE_ANODE = Path(__file__).with_name("fake_anode.py")
 
 
 def script(text: str) -> Command:
-    return lambda node_id: [sys.executable, "-S", "-E", "-c", textwrap.dedent(text), f"node={node_id}"]
+    return lambda node_id: [sys.executable, "-S", "-E", "-c", textwrap.dedent(text), _RUN, f"node={node_id}"]
 
 
 SLEEPER = script("import time; time.sleep(600)")
@@ -52,7 +55,7 @@ def processes_of(node_id: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or [""]
-        if words[-1] == f"node={node_id}" and words[1:4] == ["-S", "-E", "-c"]:
+        if words[-2:] == [_RUN, f"node={node_id}"] and words[1:4] == ["-S", "-E", "-c"]:
             found.append(process)
     return found
 

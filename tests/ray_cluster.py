@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 LEAVE_S = 10.0
 """How long Ray's processes may take to end by themselves."""
 OBJECT_STORE_BYTES = 80 * 1024**2
@@ -37,13 +37,8 @@ class RayCluster:
     def add(self, **options: Any) -> Any:
         """Start one more node; its address is another one of the loopback network."""
         self._num_nodes += 1
-        with sigterm_kept():
-            return self._cluster.add_node(
-                node_ip_address=f"127.0.0.{FIRST_HOST + self._num_nodes}",
-                object_store_memory=OBJECT_STORE_BYTES,
-                num_gpus=0,
-                **options,
-            )
+        address = f"127.0.0.{FIRST_HOST + self._num_nodes}"
+        return add_node(self._cluster, node_ip_address=address, **options)
 
     def remove(self, node: Any) -> None:
         """Kill a node's raylet and what belongs to it, as if its machine were gone."""
@@ -81,14 +76,7 @@ def ray_cluster(num_nodes: int, *, num_cpus: int) -> Iterator[RayCluster]:
         # With it the kernel ends Ray's processes with this one, however that ends.
         cluster = Cluster(shutdown_at_exit=True)
         try:
-            with sigterm_kept():
-                cluster.add_node(
-                    num_cpus=0,
-                    num_gpus=0,
-                    include_dashboard=False,
-                    include_log_monitor=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                )
+            add_node(cluster, num_cpus=0, include_dashboard=False, include_log_monitor=False)
             running = RayCluster(cluster)
             for _ in range(num_nodes - 1):
                 running.add(num_cpus=num_cpus)
@@ -109,6 +97,14 @@ def ray_cluster(num_nodes: int, *, num_cpus: int) -> Iterator[RayCluster]:
                 for child in children:
                     child.wait(WAIT_S)  # it is gone: this is for the one who holds it to know
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def add_node(cluster: Any, **options: Any) -> Any:
+    """Start a node and wait until it has joined, for longer than Ray would."""
+    with sigterm_kept():
+        node = cluster.add_node(wait=False, num_gpus=0, object_store_memory=OBJECT_STORE_BYTES, **options)
+        cluster._wait_for_node(node, timeout=WAIT_S)
+    return node
 
 
 @contextlib.contextmanager

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from kernelflume.checkpoint.source import resolve
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
+from kernelflume.router import weightnodes
 from kernelflume.router.lifecycle import serve
 from kernelflume.router.settings import RouterSettings
 from kernelflume.rpc.server import Server
@@ -33,6 +36,8 @@ UNCOMPILABLE = "[a]{1,99}"
 """Regular expression that scripted weight nodes do not prepare."""
 BOS_ID, START_ID, END_ID = range(3)
 MAX_MODEL_LEN = 256
+WAIT_S = 120.0
+"""Bound of every wait; what is waited for may be a process that starts on a busy machine."""
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.content == 'refuse me' %}{{ raise_exception('refused as asked') }}{% endif %}"
@@ -321,7 +326,7 @@ class ScriptedWeightNode(wnode_pb2_grpc.WeightNodeServicer):
         return wnode_pb2.ListSequencesResponse(sequences=self.sequences)
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(condition)
 
 
@@ -361,26 +366,29 @@ async def router(folder: Path, nodes: Sequence[ScriptedWeightNode], **settings: 
         "refresh_interval": 0.05,
         "shutdown_timeout": 5.0,
     }
-    serving = asyncio.create_task(serve(RouterSettings(**(full | settings), port=port), stop))
-    try:
-        await wait_listening(port, serving)
-        if nodes:
-            await wait_ready(port)
-            serving_nodes = f'weight_nodes{{serving="true"}} {float(wait_for)}'.encode()
+    with pytest.MonkeyPatch.context() as patch:
+        # A weight node that is asked on a busy machine answers late, and is not away.
+        patch.setattr(weightnodes, "_PROBE_TIMEOUT_S", WAIT_S)
+        serving = asyncio.create_task(serve(RouterSettings(**(full | settings), port=port), stop))
+        try:
+            await wait_listening(port, serving)
+            if nodes:
+                await wait_ready(port)
+                serving_nodes = f'weight_nodes{{serving="true"}} {float(wait_for)}'.encode()
 
-            async def all_serve() -> bool:
-                return serving_nodes in await fetch(port, "GET", "/metrics")
+                async def all_serve() -> bool:
+                    return serving_nodes in await fetch(port, "GET", "/metrics")
 
-            if wait_for > 1:
-                await eventually(all_serve)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        stop.set()
-        await serving
+                if wait_for > 1:
+                    await eventually(all_serve)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            stop.set()
+            await serving
 
 
 async def wait_listening(port: int, serving: asyncio.Task[None] | None = None) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while serving is None or not serving.done():
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -390,7 +398,7 @@ async def wait_listening(port: int, serving: asyncio.Task[None] | None = None) -
     await serving
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 30.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = WAIT_S) -> None:
     """Ask again and again until the answer is yes."""
     async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110 - what is asked is often in another process
@@ -416,6 +424,15 @@ def moves_of(metrics: str) -> dict[tuple[str, str], int]:
 
 def port_of(url: str) -> int:
     return int(url.rsplit(":", 1)[1])
+
+
+async def connect_narrowly(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect for a client that reads late or never: it is behind after kilobytes, not after megabytes."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+    return await asyncio.open_connection(sock=connection, limit=1024)
 
 
 def post(body: dict[str, Any]) -> bytes:

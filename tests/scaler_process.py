@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kernelflume.store.redis import RedisStore
 
 FAKE_ANODE = Path(__file__).with_name("fake_anode.py")
+TAKEN_OVER = ("--leader-ttl-s", "5")
+"""For a leader that dies, and for whoever takes over from it: as soon as a busy machine allows."""
 GEOMETRY = KvGeometry(
     model_id="m",
     model_revision="r",
@@ -31,15 +33,25 @@ GEOMETRY = KvGeometry(
 )
 
 
+def write_anew(path: Path, text: str) -> None:
+    """Replace a file that somebody watches, who never sees half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 @contextmanager
 def running_scaler(url: str, log_dir: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a scaler for the length of the block; its log is ``log_dir/scaler.log``."""
+    """Run a scaler for the length of the block; its log is ``log_dir/scaler.log``.
+
+    It keeps the lead however busy the machine is: where another one is to take over, set ``--leader-ttl-s``.
+    """
     log_dir.mkdir(exist_ok=True)
     with (log_dir / "scaler.log").open("ab") as log:
         command = [
             *(sys.executable, "-m", "kernelflume.scaler", "--redis-url", url, "--cluster", CLUSTER),
             *("--address", "127.0.0.1:0", "--geometry", json.dumps(GEOMETRY.to_dict())),
-            *("--log-dir", str(log_dir), "--lost-grace-s", "0.5", "--leader-ttl-s", "3"),
+            *("--log-dir", str(log_dir), "--lost-grace-s", "0.5", "--leader-ttl-s", "60"),
             *("--attention-node-command", sys.executable, "--attention-node-command", str(FAKE_ANODE)),
             *flags,
         ]

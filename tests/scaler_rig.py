@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from kernelflume.store.base import RoutingStore
 
 CLUSTER = "test"
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Bound of every wait; a good run needs a fraction of a second."""
-LEASE_TTL_S = 20.0
+LEASE_TTL_S = 60.0
 """So long that a busy machine loses no lease; a node that dies in a test gives its lease up."""
 _BEAT_S = 0.03
 
@@ -291,15 +291,16 @@ async def scaler_rig(
     profile: PerformanceProfile | None = None,
     profile_digest: str = "",
     deadline_s: float = WAIT_S,
-    patience_s: float = 5.0,
+    release_s: float = WAIT_S,
+    patience_s: float = WAIT_S,
     grace_s: float = 0.2,
     terminate_s: float = 5.0,
     runs: bool = True,
     tracer: Tracer = NO_TRACER,
 ) -> AsyncIterator[Rig]:
     clock, metrics = MonotonicClock(), ScalerMetrics()
-    store = store_class(url, cluster=CLUSTER)
-    outside = RedisStore(url, cluster=CLUSTER)
+    store = store_class(url, cluster=CLUSTER, timeout_s=WAIT_S)
+    outside = RedisStore(url, cluster=CLUSTER, timeout_s=WAIT_S)
     leadership = Leadership(store, clock, ttl_s=LEASE_TTL_S)
     record = LeaseRecord(kind=NodeKind.SCALER, node_id="s-1", incarnation=new_incarnation(), address="here:1")
     await leadership.acquire(record, contact_timeout_s=WAIT_S)
@@ -317,8 +318,8 @@ async def scaler_rig(
             on_prepared=metrics.path_prepared,
         ),
         clock=clock,
-        commit_patience_s=5.0,
-        release_timeout_s=deadline_s,
+        commit_patience_s=WAIT_S,
+        release_timeout_s=release_s,
         terminate_grace_s=terminate_s,
         terminate_margin_s=terminate_s,
         channels=channels,

@@ -163,10 +163,11 @@ class Stack:
         """Wait until no attention node holds a token.
 
         Raises:
-            AssertionError: some are still held after a minute.
+            AssertionError: some are still held in the end.
         """
         held: list[int] = []
-        for _ in range(120):
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
             held = [node.num_tokens for node in await self.statistics()]
             if not any(held):
                 return
@@ -196,9 +197,9 @@ def serve(log_dir: Path, *arguments: str, model: str = "smollm2", **environment:
         if process.poll() is None:
             process.terminate()
         try:
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        _, alive = psutil.wait_procs(descendants, timeout=60)
+        _, alive = psutil.wait_procs(descendants, timeout=120)
         assert not alive, [child.cmdline() for child in alive]

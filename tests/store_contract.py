@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     OpenStore = Callable[[], RoutingStore]
 
-LONG_S = 30.0
-NOTICE_S = 10.0
+LONG_S = 600.0
+NOTICE_S = 60.0
 NO_NOTICE_S = 0.05
 
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.core.routing import NodeState, RoutingSnapshot
+from kernelflume.router.ui import sight
 from kernelflume.rpc.v1 import common_pb2, wnode_pb2
 from kernelflume.store.redis import RedisStore
 from tests.router_parts import eventually, router, saying, weight_node, write_model
 from tests.ui_sights import attention_lease, entry
+from tests.valkey import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,7 +57,7 @@ class UiCluster:
 
 @asynccontextmanager
 async def _open_store(url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore(url, cluster="here")
+    store = RedisStore(url, cluster="here", timeout_s=PATIENCE_S)
     try:
         yield store
     finally:
@@ -67,6 +70,17 @@ async def ui_cluster(
 ) -> AsyncIterator[UiCluster]:
     """Run a router that is ready, with a-1 active, a-2 draining, and one sequence on both."""
     model = write_model(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        # Whoever is asked on a busy machine answers late, and is not away.
+        patch.setattr(sight, "_CALL_TIMEOUT_S", 30.0)
+        async with _ui_cluster(model, valkey, script, settings) as cluster:
+            yield cluster
+
+
+@asynccontextmanager
+async def _ui_cluster(
+    model: Path, valkey: ValkeyProcess, script: Any, settings: dict[str, Any]
+) -> AsyncIterator[UiCluster]:
     async with (
         _open_store(valkey.url) as store,
         weight_node(model, script or saying(LETTER)) as node,

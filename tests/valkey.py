@@ -20,7 +20,9 @@ from kernelflume.store.embedded import embedded_command
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-START_DEADLINE_S = 20.0
+START_DEADLINE_S = 60.0
+PATIENCE_S = 60.0
+"""How long a test's own handle on a store waits for an answer: one that comes late is no outage."""
 
 
 class ValkeyProcess:

@@ -16,7 +16,7 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 CLUSTER = "test"
 FAKE_WNODE = str(Path(__file__).with_name("fake_wnode.py"))
 

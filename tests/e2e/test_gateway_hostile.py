@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from tests.router_parts import eventually
 from tests.stack import Stack, serve
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ async def test_streams_that_are_left_or_not_read_leave_nothing_behind(stack: Sta
     assert well.result() == expected
     await stack.wait_baseline()
     assert await stack.generate(PROMPT, NUM_TOKENS) == expected
-    assert resources(stack) == (before, 0)
+
+    async def are_as_before() -> bool:
+        return resources(stack) == (before, 0)
+
+    await eventually(are_as_before)
     assert complaints(stack) == []
     assert stack.process.poll() is None

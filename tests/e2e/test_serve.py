@@ -73,7 +73,7 @@ def test_an_interrupt_ends_it_in_order(stack: Stack) -> None:
     stack.process.send_signal(signal.SIGINT)
     out, err = stack.process.communicate(timeout=WAIT_S)
     assert (stack.process.returncode, out) == (0, ""), err
-    _, alive = psutil.wait_procs(descendants, timeout=0)
+    _, alive = psutil.wait_procs(descendants, timeout=5)  # until the last of them is reaped
     assert not alive
     logs = {path.stem for path in stack.log_dir.glob("*.log")}
     assert {"redis", "scaler", "wnode", "router", "a-1"} <= logs

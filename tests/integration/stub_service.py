@@ -83,7 +83,7 @@ async def serve(kind: str, port: int, behaviours: dict[str, str], stop: asyncio.
         await server.start()
         await server.set_serving(serving=ready)
     if "stubborn" in behaviours:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, logging.info, "not me")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, logging.warning, "not me")
     fail_file = Path(behaviours["fail-on"]) if "fail-on" in behaviours else None
     while not stop.is_set():
         if fail_file is not None and fail_file.exists():

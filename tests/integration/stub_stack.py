@@ -75,7 +75,7 @@ def main() -> None:
             run_stages(
                 options,
                 ((redis,), services),
-                start_timeout_s=task.get("start_timeout_s", 60.0),
+                start_timeout_s=task.get("start_timeout_s", 120.0),
                 out=Console(),
                 err=Console(stderr=True),
             )

@@ -44,7 +44,7 @@ async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Proce
 
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         output, errors = await process.communicate()
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()
@@ -80,8 +80,10 @@ async def test_a_trace_is_replayed_against_the_real_router(tmp_path: Path) -> No
         }
         assert (out / "plot.png").stat().st_size > 1000
         warm, *prompts = [list(request.prompt_token_ids) for request in node.requests]
-        assert prompts[0][:64] == prompts[1][:64]
-        assert prompts[0][64] != prompts[1][64]
+        # Those that are due within milliseconds of each other may arrive in any order.
+        first, second = (prompt for prompt in sorted(prompts, key=len) if len(prompt) > 32)
+        assert first[:64] == second[:64]
+        assert first[64] != second[64]
         assert warm[:8] not in [prompt[:8] for prompt in prompts]
 
 

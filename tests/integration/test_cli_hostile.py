@@ -34,13 +34,13 @@ def silent_address() -> Iterator[str]:
 def test_an_output_that_is_full_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*ENTRY, "version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [*ENTRY, "version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
         )
     assert (done.returncode, done.stderr) == (1, "kernelflume: No space left on device\n")
 
 
 def test_the_command_that_is_installed_runs() -> None:
-    done = subprocess.run([*ENTRY, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*ENTRY, "--help"], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.startswith("Usage: ")
 
 

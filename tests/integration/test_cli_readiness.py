@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.scaler_rig import eventually
+from tests.valkey import PATIENCE_S
 
 from kernelflume.cli.parts import Probe, member_address
 from kernelflume.cli.readiness import Readiness
@@ -47,7 +49,7 @@ async def test_it_is_ready_once_it_joined_serves_and_is_connected(
     server = Server("127.0.0.1:0", [])
     wnode_pb2_grpc.add_WeightNodeServicer_to_server(stub, server.grpc_server)
     await server.start()
-    store = RedisStore(valkey_url, cluster=CLUSTER)
+    store = RedisStore(valkey_url, cluster=CLUSTER, timeout_s=PATIENCE_S)
     try:
         for node_id in ("w-1", "w-2"):
             # Another one that does not answer is none of its concern.
@@ -56,12 +58,20 @@ async def test_it_is_ready_once_it_joined_serves_and_is_connected(
                 kind=NodeKind.WEIGHT, node_id=node_id, incarnation="0", address=f"127.0.0.1:{port}"
             )
             await store.renew(record, ttl_s=600)
-        assert "not serving yet" in (await missing() or "")
+
+        async def comes_to(expected: str | None) -> None:
+            # Not at the first look: one that gets no answer in time says that.
+            async def is_missing() -> bool:
+                return await missing() == expected
+
+            await eventually(is_missing)
+
+        await comes_to(f"not serving yet at 127.0.0.1:{server.port}")
         await server.set_serving(serving=True)
         stub.prepared = ("a-1#x",)
-        assert await missing() == "connected to 1 of 2 attention nodes"
+        await comes_to("connected to 1 of 2 attention nodes")
         stub.prepared = ("a-1#x", "a-2#y")
-        assert await missing() is None
+        await comes_to(None)
     finally:
         await store.close()
         await server.stop(0)

@@ -124,7 +124,7 @@ class Cluster:
 
     def check(self, *flags: str) -> subprocess.CompletedProcess[str]:
         command = (*COMMAND, self.address, *flags)
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_figures_of_the_process(cluster: Cluster, metrics_port: int) -> None:
     assert statistics.tokens_shared >= NUM_TOKENS
 
     def is_told() -> bool:
-        with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60) as answer:
             return 'kernelflume_kv_pages{state="held"} 3.0' in answer.read().decode()
 
     wait_until(is_told, "the metrics follow")

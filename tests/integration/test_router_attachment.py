@@ -10,6 +10,7 @@ import pytest
 from tests.router_parts import (
     Event,
     byte_level_tokenizer,
+    connect_narrowly,
     endless,
     eventually,
     frames,
@@ -155,7 +156,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody(
         router(folder, [node]) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        _, writer = await asyncio.open_connection("127.0.0.1", port_of(url), limit=1024)
+        _, writer = await connect_narrowly(port_of(url))
         writer.write(post(BODY | {"prompt": "ab cd", "stream": True, "return_token_ids": True}))
         await node.wait(lambda: len(node.requests) == 1)
         for _ in range(3):
@@ -168,7 +169,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody(
 async def test_a_request_has_a_deadline(folder: Path) -> None:
     async with (
         weight_node(folder, endless(LETTER)) as node,
-        router(folder, [node], request_timeout=0.3) as url,
+        router(folder, [node], request_timeout=2.0) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         answer = await client.post("/v1/completions", json=BODY)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from tests.router_parts import eventually, router, saying, weight_node, write_model
+from tests.valkey import PATIENCE_S
 
 from kernelflume.core.leases import LeaseRecord, NodeKind
 from kernelflume.store.redis import RedisStore
@@ -29,7 +30,7 @@ async def test_nodes_come_and_go_with_their_leases_and_outlive_the_store(
     tmp_path: Path, valkey: ValkeyProcess
 ) -> None:
     folder = write_model(tmp_path)
-    store = RedisStore(valkey.url, cluster="here")
+    store = RedisStore(valkey.url, cluster="here", timeout_s=PATIENCE_S)
     async with (
         weight_node(folder, saying(LETTER)) as node,
         router(folder, [], redis_url=valkey.url, cluster="here") as url,
@@ -44,11 +45,11 @@ async def test_nodes_come_and_go_with_their_leases_and_outlive_the_store(
             return await status_of(client) == 503
 
         await eventually(refuses)
-        await store.renew(record, ttl_s=60)
+        await store.renew(record, ttl_s=600)
         await eventually(serves)
         await store.release(NodeKind.WEIGHT, "w0", "1")
         await eventually(refuses)
-        await store.renew(record, ttl_s=60)
+        await store.renew(record, ttl_s=600)
         await eventually(serves)
         await store.close()
         valkey.kill()

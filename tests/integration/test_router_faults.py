@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from tests.router_parts import (
+    WAIT_S,
     Event,
     byte_level_tokenizer,
+    connect_narrowly,
     endless,
     eventually,
     frames,
@@ -33,6 +35,8 @@ from kernelflume.runtime.service import free_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from tests.router_parts import ScriptedWeightNode
 
 LETTER = byte_level_tokenizer().encode("x").ids[0]
 BODY = {"prompt": "a", "max_tokens": 200}
@@ -69,6 +73,13 @@ async def wait_idle(client: httpx.AsyncClient) -> None:
     await eventually(is_idle)
 
 
+async def wait_none_counted(client: httpx.AsyncClient) -> None:
+    async def is_none_counted() -> bool:
+        return await metric(client, "vllm:num_requests_") == 0
+
+    await eventually(is_none_counted)
+
+
 async def wait_not_ready(client: httpx.AsyncClient) -> None:
     async def is_not_ready() -> bool:
         return (await client.get("/ready")).status_code == 503
@@ -76,15 +87,16 @@ async def wait_not_ready(client: httpx.AsyncClient) -> None:
     await eventually(is_not_ready)
 
 
-async def send_and_leave(port: int, body: dict[str, Any], *, read: bool) -> None:
-    """Post a request over a plain socket and close it, before the answer or in the middle of it."""
+async def send_and_leave(
+    port: int, body: dict[str, Any], node: ScriptedWeightNode, num_choices: int, *, read: bool
+) -> None:
+    """Post a request over a plain socket and close it once it runs, before the answer or in its middle."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(post(body))
     await writer.drain()
     if read:
         await reader.readuntil(b"data: ")
-    else:
-        await asyncio.sleep(0.1)
+    await node.wait(lambda: len(node.requests) == num_choices)
     writer.close()
 
 
@@ -101,11 +113,11 @@ async def test_a_client_that_leaves_cancels_the_call(
         router(folder, [node]) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        await send_and_leave(port_of(url), BODY | {"stream": streams, "n": 2}, read=read)
+        await send_and_leave(port_of(url), BODY | {"stream": streams, "n": 2}, node, 2, read=read)
         await node.wait(lambda: len(node.cancelled) == 2)
         await wait_idle(client)
         assert await metric(client, "kernelflume_router_client_disconnects_total") == 1
-        assert await metric(client, "vllm:num_requests_") == 0
+        await wait_none_counted(client)
 
 
 async def test_a_node_that_fails_before_the_first_token_is_replaced(folder: Path) -> None:
@@ -169,7 +181,8 @@ async def test_a_refusal_has_its_status_also_for_a_stream(
             assert refused.json()["error"]["type"] == kind
             if status == 429:
                 assert refused.headers["retry-after"] == "3"
-        assert await metric(client, "vllm:num_requests_") == 0
+        await wait_idle(client)
+        await wait_none_counted(client)
 
 
 async def test_a_failure_in_mid_stream_is_an_error_frame_and_the_end(folder: Path) -> None:
@@ -241,7 +254,7 @@ async def test_a_client_that_does_not_read_is_cut_off(folder: Path) -> None:
         router(folder, [node], write_timeout=0.3) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        _, writer = await asyncio.open_connection("127.0.0.1", port_of(url), limit=1024)
+        _, writer = await connect_narrowly(port_of(url))
         writer.write(post(BODY | {"stream": True, "return_token_ids": True}))
         await node.wait(lambda: len(node.cancelled) == 1)
         await wait_idle(client)
@@ -307,7 +320,7 @@ async def test_sigterm_lets_a_stream_end(folder: Path) -> None:
         yield Event(token_ids=[LETTER], finish_reason="length")
 
     async with weight_node(folder, script) as node:
-        process, port = await start_process(folder, node.address, "--shutdown-timeout", "20")
+        process, port = await start_process(folder, node.address, "--shutdown-timeout", "120")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["a", "b"]
             assert (await client.post("/v1/completions", json=BODY | {"n": 4})).status_code == 400
@@ -321,7 +334,7 @@ async def test_sigterm_lets_a_stream_end(folder: Path) -> None:
                 *chunks, done = frames([first, *[line async for line in lines]])
         assert done == "[DONE]"
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WAIT_S):
             _, log = await process.communicate()
         assert process.returncode == 0, log.decode()
         assert b"Traceback" not in log, log.decode()
@@ -339,7 +352,7 @@ async def test_sigterm_ends_what_takes_too_long_with_an_error(folder: Path) -> N
             process.send_signal(signal.SIGTERM)
             *_, last = frames([first, *[line async for line in lines]])
         assert "shutting down" in last["error"]["message"]
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WAIT_S):
             _, log = await process.communicate()
         assert process.returncode == 0
         assert b"Traceback" not in log, log.decode()
@@ -362,7 +375,7 @@ async def test_a_port_that_is_taken_stops_the_start_with_a_clear_line(folder: Pa
         stderr=asyncio.subprocess.PIPE,
     )
     with contextlib.suppress(ProcessLookupError):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             _, log = await process.communicate()
     taken.close()
     assert process.returncode == 2

@@ -55,9 +55,9 @@ async def test_cards_ranges_and_the_time_line_follow_the_cluster_live(
         assert labels[0].startswith("Attention node a-1, active, 25 % of KV used, 250 of 1,000 tokens")
         assert labels[1].startswith("Attention node a-2, draining")
         weights = "document.querySelector('#weight > li').getAttribute('aria-label')"
-        assert await page.run(f"return {weights}") == "Weight node w-1, serving, 0 requests"
+        await page.eventually(f"{weights} === 'Weight node w-1, serving, 0 requests'")
         titles = "[...document.querySelectorAll('#ranges rect title')].map((title) => title.textContent)"
-        assert await page.run(f"return {titles}") == [
+        assert await page.eventually(f"({titles}).length === 2 && {titles}") == [
             "a-1 [0, 100), 100 tokens",
             "a-2 [100, 150), 50 tokens",
         ]

@@ -15,6 +15,7 @@ import openai
 import pytest
 from tests.certificates import Identity, stamped
 from tests.router_parts import (
+    WAIT_S,
     Event,
     byte_level_tokenizer,
     endless,
@@ -121,13 +122,16 @@ async def test_a_key_of_a_file_lets_in_until_it_is_revoked(
 
         await eventually(is_revoked)
         path.write_text("{")
-        await asyncio.sleep(0.1)
+
+        async def is_noticed() -> bool:
+            return "cannot be read" in lines.getvalue()
+
+        await eventually(is_noticed)
         assert (await client.get("/v1/models", headers=bearer(other))).status_code == 200
         metrics = (await client.get("/metrics")).text
         assert 'kernelflume_router_unauthenticated_total{reason="bad_key"}' in metrics
         assert 'kernelflume_router_unauthenticated_total{reason="no_key"}' in metrics
     logged = lines.getvalue()
-    assert "cannot be read" in logged
     for secret in (key, other, wrong):
         assert secret not in logged
         assert secret.split("-", 2)[2] not in logged
@@ -150,7 +154,7 @@ async def test_the_official_client_s_key_is_checked_and_its_errors_are_typed(
         with pytest.raises(openai.RateLimitError) as limited:
             await client.completions.create(model="tiny", prompt="a")
         assert limited.value.code == "rate_limit_exceeded"
-        assert 50 <= int(limited.value.response.headers["retry-after"]) <= 60
+        assert 0 < int(limited.value.response.headers["retry-after"]) <= 60
         with pytest.raises(openai.AuthenticationError):
             await client.with_options(api_key="sk-wrong").models.list()
 
@@ -370,7 +374,7 @@ async def talk(url: str, *pieces: bytes) -> bytes:
         writer.write(piece)
         await writer.drain()
         await asyncio.sleep(0.02)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         answer = await reader.read()
     writer.close()
     return answer
@@ -380,19 +384,20 @@ HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
 
 @pytest.mark.parametrize(
-    ("pieces", "status"),
+    ("pieces", "status", "timeout_s"),
     [
-        ((b"",), b"408"),
-        ((HEAD,), b"408"),
-        ((HEAD + b"\r\n" + HEAD,), b"200"),
-        ((HEAD, *[b"x-fill: " + b"y" * 500 + b"\r\n"] * 4), b"431"),
-        ((b"\x16\x03\x01 no HTTP\r\n\r\n",), b"400"),
+        ((b"",), b"408", 0.3),
+        ((HEAD,), b"408", 0.3),
+        ((HEAD + b"\r\n" + HEAD,), b"200", 2.0),
+        ((HEAD, *[b"x-fill: " + b"y" * 500 + b"\r\n"] * 4), b"431", 60.0),
+        ((b"\x16\x03\x01 no HTTP\r\n\r\n",), b"400", 60.0),
     ],
 )
 async def test_a_head_that_never_ends_is_given_up(
-    model: Path, pieces: tuple[bytes, ...], status: bytes
+    model: Path, pieces: tuple[bytes, ...], status: bytes, timeout_s: float
 ) -> None:
-    async with router(model, [], weight_nodes=("127.0.0.1:1",), head_timeout=0.3, max_head_size=1500) as url:
+    bounds = {"head_timeout": timeout_s, "max_head_size": 1500}
+    async with router(model, [], weight_nodes=("127.0.0.1:1",), **bounds) as url:
         answer = await talk(url, *pieces)
     assert answer.startswith(b"HTTP/1.1 " + status)
     if status != b"200":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKEN = "correct-horse-battery"  # noqa: S105 - made up for these tests
-WAIT_S = 20.0
+WAIT_S = 60.0
 SERVICE = scaler_pb2.DESCRIPTOR.services_by_name["ScalerAdmin"].full_name
 
 

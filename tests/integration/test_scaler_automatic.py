@@ -11,6 +11,7 @@ from kernelflume.core.errors import AlreadyExistsError, InvalidRequestError, Lif
 from kernelflume.core.leases import NodeLoad
 from kernelflume.core.routing import NodeState
 from kernelflume.scaler.operation import Origin, Phase, Result
+from kernelflume.scaler.providers.settings import ProviderSection
 from kernelflume.scaler.replay import decide_again
 from kernelflume.scaler.scaling_policy import ScalingPolicy
 from kernelflume.scaler.sizing import SizingReason
@@ -27,6 +28,8 @@ POLICY = ScalingPolicy(
     silence_s=0.3,
 )
 """A node holds 1,000 tokens here."""
+CALM = POLICY.model_copy(update={"scale_down_cooldown_s": 3600.0, "silence_s": 3600.0})
+"""Takes no node away: for what a test prepares first, however long that takes."""
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,10 +37,16 @@ if TYPE_CHECKING:
     from kernelflume.scaler.operation import Operation
 
 
-def load(rig: Rig, *, held: int, tokens_per_s: float = 0.0, waiting: int = 0) -> None:
-    """Have every attention node hold ``held`` tokens, and the weight node grow on the first."""
-    for node in rig.provider.nodes.values():
+async def load(rig: Rig, *, held: int, tokens_per_s: float = 0.0, waiting: int = 0) -> None:
+    """Have every attention node hold ``held`` tokens, and the weight node grow on the first.
+
+    What is held is told before how it grows: a look in between must not see the new growth on the old load.
+    """
+    nodes = list(rig.provider.nodes.values())
+    for node in nodes:
         node.load = NodeLoad(capacity_tokens=1000, used_tokens=held, reserved_tokens=held)
+    for node in nodes:
+        await node.beat()
     tails = (("a-1", 10),) if tokens_per_s else ()
     rig.weights[0].extra = {
         "tails": tails,
@@ -45,6 +54,7 @@ def load(rig: Rig, *, held: int, tokens_per_s: float = 0.0, waiting: int = 0) ->
         "waiting_tokens": waiting,
         "num_requests_running": 10 if held or waiting else 0,
     }
+    await rig.weights[0].beat()
 
 
 async def started(rig: Rig) -> None:
@@ -62,7 +72,7 @@ def newest_is(rig: Rig, phase: Phase) -> Callable[[], Awaitable[bool]]:
 async def prewarmed(rig: Rig) -> Operation:
     """Start with one node, and load it so that the policy has prewarmed others; return its operation."""
     await started(rig)
-    load(rig, held=700, tokens_per_s=1e6)  # full before the next node could be there
+    await load(rig, held=700, tokens_per_s=1e6)  # full before the next node could be there
     await eventually(newest_is(rig, Phase.READY))
     operation = rig.book.running
     assert operation is not None
@@ -74,7 +84,7 @@ async def test_the_pool_grows_ahead_and_publishes_at_the_watermark(valkey_url: s
         operation = await prewarmed(rig)
         assert (operation.origin, operation.cause) == (Origin.POLICY, "horizon")
         assert READY in (await rig.states()).values()
-        load(rig, held=810, tokens_per_s=1.0)
+        await load(rig, held=810, tokens_per_s=1.0)
         ended = await rig.end(operation.operation_id)
         assert ended.result is Result.SUCCEEDED
         assert list((await rig.states()).values()).count(ACTIVE) >= 2
@@ -88,7 +98,7 @@ async def test_the_pool_grows_ahead_and_publishes_at_the_watermark(valkey_url: s
 async def test_prompts_that_wait_are_met_at_once(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await started(rig)
-        load(rig, held=100, waiting=2500)
+        await load(rig, held=100, waiting=2500)
         await eventually(lambda: has_active(rig, 3))
         assert any(
             record.sizing.reason is SizingReason.FOOTPRINT for record in rig.controller.decisions.recent
@@ -100,9 +110,10 @@ async def has_active(rig: Rig, count: int) -> bool:
 
 
 async def test_silence_goes_back_to_the_minimum(valkey_url: str) -> None:
-    async with scaler_rig(valkey_url, initial_target=3, scaling=POLICY) as rig:
+    async with scaler_rig(valkey_url, initial_target=3, scaling=CALM) as rig:
         await rig.add_weight()
         await eventually(lambda: has_active(rig, 3))
+        rig.controller.set_scaling(POLICY)
         await eventually(lambda: has_active(rig, 1))
         assert rig.controller.is_automatic
         assert SizingReason.SILENCE in [record.sizing.reason for record in rig.controller.decisions.recent]
@@ -111,7 +122,7 @@ async def test_silence_goes_back_to_the_minimum(valkey_url: str) -> None:
 async def test_prewarmed_nodes_are_given_up_when_the_load_goes_away(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         operation = await prewarmed(rig)
-        load(rig, held=100, tokens_per_s=0.001)
+        await load(rig, held=100, tokens_per_s=0.001)
         ended = await rig.end(operation.operation_id)
         assert (ended.result, "demand_gone" in ended.reason) == (Result.CANCELLED, True)
         await rig.settles_at(a_1=ACTIVE)
@@ -119,13 +130,15 @@ async def test_prewarmed_nodes_are_given_up_when_the_load_goes_away(valkey_url: 
 
 
 async def test_a_drain_that_growth_overtakes_is_undone(valkey_url: str) -> None:
-    async with scaler_rig(valkey_url, initial_target=2, scaling=POLICY) as rig:
+    async with scaler_rig(valkey_url, initial_target=2, scaling=CALM) as rig:
         weight = await rig.add_weight()
+        await eventually(lambda: has_active(rig, 2))
         await rig.outside.put_routes(weight.name, {1: route_on("a-1", "a-2")})  # the drain waits for it
+        rig.controller.set_scaling(POLICY)
         await eventually(newest_is(rig, Phase.DRAINING))
         operation = rig.book.running
         assert operation is not None
-        load(rig, held=990, tokens_per_s=1e6)
+        await load(rig, held=990, tokens_per_s=1e6)
         ended = await rig.end(operation.operation_id)
         assert "overtaken" in ended.reason
 
@@ -133,11 +146,11 @@ async def test_a_drain_that_growth_overtakes_is_undone(valkey_url: str) -> None:
 async def test_a_person_s_number_holds_until_automatic_scaling_is_resumed(valkey_url: str) -> None:
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await started(rig)
-        load(rig, held=100, tokens_per_s=1.0)
+        await load(rig, held=100, tokens_per_s=1.0)
         await rig.scale("mine", 3)
         assert not rig.controller.is_automatic
         assert await has_active(rig, 3)
-        load(rig, held=0)
+        await load(rig, held=0)
         rig.controller.resume()
         await eventually(lambda: has_active(rig, 1))
 
@@ -162,8 +175,8 @@ async def test_a_request_that_begins_nothing_leaves_the_policy_s_operation_alone
     async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await started(rig)
         await rig.scale("mine", 2)
+        await load(rig, held=700, tokens_per_s=1e6)
         rig.controller.resume()
-        load(rig, held=700, tokens_per_s=1e6)
         await eventually(newest_is(rig, Phase.READY))
         own = rig.book.running
         assert own is not None
@@ -208,10 +221,12 @@ async def test_cancelling_the_policy_s_operation_pauses_it(valkey_url: str) -> N
 
 
 async def test_a_launch_that_fails_twice_is_tried_again(valkey_url: str) -> None:
-    async with scaler_rig(valkey_url, scaling=POLICY, deadline_s=0.3) as rig:
+    hasty = POLICY.model_copy(update={"provider": ProviderSection(launch_timeout_s=0.3)})
+    async with scaler_rig(valkey_url, scaling=POLICY) as rig:
         await started(rig)
         rig.provider.takes_lease = False
-        load(rig, held=950, tokens_per_s=1e6)
+        rig.controller.set_scaling(hasty)
+        await load(rig, held=950, tokens_per_s=1e6)
 
         async def failed_twice() -> bool:
             sample = rig.metrics.registry.get_sample_value
@@ -219,6 +234,7 @@ async def test_a_launch_that_fails_twice_is_tried_again(valkey_url: str) -> None
 
         await eventually(failed_twice)
         rig.provider.takes_lease = True
+        rig.controller.set_scaling(POLICY)
         await eventually(lambda: has_active(rig, 4))
 
 
@@ -227,10 +243,10 @@ async def test_the_policy_s_launch_timeout_holds_from_the_next_operation_on(valk
         await rig.settles_at(a_1=ACTIVE)
         rig.provider.takes_lease = False
         rig.controller.set_scaling(
-            ScalingPolicy.parse("{automatic: false, provider: {launch_timeout_s: 0.3}}")
+            ScalingPolicy.parse("{automatic: false, provider: {launch_timeout_s: 1.5}}")
         )
         operation = await rig.scale("up", 2)
-        assert operation.reason == "after 0.3 s attention node a-2 has not taken its lease"
+        assert operation.reason == "after 1.5 s attention node a-2 has not taken its lease"
 
 
 async def test_a_named_node_is_drained(valkey_url: str) -> None:
@@ -303,6 +319,7 @@ async def test_who_takes_over_living_nodes_goes_on_with_a_person_s_number(valkey
         async with scaler_rig(valkey_url, initial_target=1, grace_s=60) as standby:
             await eventually(lambda: has_state(standby))
             assert standby.controller.target == 2
+            await standby.leadership.resign()
     async with scaler_rig(valkey_url, initial_target=1) as rig:  # nothing is left: it is a start
         await eventually(lambda: has_active(rig, 1))
         assert rig.controller.target == 1

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.scaler_rig import FakeProvider, scaler_rig
+from tests.scaler_rig import WAIT_S, FakeProvider, scaler_rig
 
 from kernelflume.core.errors import UnavailableError
 from kernelflume.core.routing import NodeState
@@ -30,6 +30,7 @@ class HostileProvider(FakeProvider):
     def __init__(self, store: RoutingStore) -> None:
         super().__init__(store)
         self.hides_cancellation = False
+        self.has_hung = asyncio.Event()
         self.hangs_at_end = False
         self.raises_at_end = False
         self.raises_at_launch = False
@@ -38,8 +39,9 @@ class HostileProvider(FakeProvider):
         if self.raises_at_launch:
             raise RuntimeError("the cloud is gone")
         if self.hides_cancellation:
+            self.has_hung.set()
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             except asyncio.CancelledError:
                 raise UnavailableError("interrupted") from None
         return await super().launch(taken)
@@ -48,7 +50,7 @@ class HostileProvider(FakeProvider):
         if self.raises_at_end:
             raise RuntimeError("the cloud is gone")
         if self.hangs_at_end:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         await super().terminate(node_id, grace_s=grace_s)
 
 
@@ -57,7 +59,8 @@ async def test_an_operation_that_fails_as_it_is_cancelled_is_rolled_back(valkey_
         await rig.settles_at(a_1=ACTIVE)
         rig.provider.hides_cancellation = True
         await rig.begin("up", 2)
-        await asyncio.sleep(0.1)  # until it hangs in the launch
+        async with asyncio.timeout(WAIT_S):
+            await rig.provider.has_hung.wait()
         rig.controller.cancel("up")
         ended = await rig.end("up")
         assert (ended.result, ended.reason) == (Result.CANCELLED, "cancelled on request")
@@ -107,7 +110,7 @@ async def test_an_unexpected_fault_at_a_standby_ends_nothing(
         await asyncio.sleep(0.1)
         assert not keeping.done()
         rig.provider.raises_at_launch = False
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while not pool.standby:  # noqa: ASYNC110 - filled by another task
                 await asyncio.sleep(0.01)
         keeping.cancel()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 import psutil
 import pytest
-from tests.scaler_process import GEOMETRY, active_nodes, address_of, running_scaler
+from tests.scaler_process import GEOMETRY, TAKEN_OVER, active_nodes, address_of, running_scaler, write_anew
 from tests.scaler_rig import CLUSTER, WAIT_S, FakeWeightNode, eventually, route_on
 
 from kernelflume.core.leases import NodeKind
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 async def store(valkey_url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore(valkey_url, cluster=CLUSTER)
+    store = RedisStore(valkey_url, cluster=CLUSTER, timeout_s=WAIT_S)
     yield store
     await store.close()
 
@@ -75,7 +75,10 @@ async def test_a_life_of_a_scaler_with_processes(store: RedisStore, valkey_url: 
                 await stub.SetTarget(other, timeout=WAIT_S)
             assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
-            await store.put_routes("w-1#0", {4: route_on("a-1", "a-2")})
+            # Routes of a weight node without a lease would be dropped.
+            weight = FakeWeightNode("w-1", store)
+            await weight.start()
+            await store.put_routes(weight.name, {4: route_on("a-1", "a-2")})
             topology = await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)
             assert topology.epoch == (await store.read()).epoch
             assert topology.target_attention_nodes == 2
@@ -87,11 +90,12 @@ async def test_a_life_of_a_scaler_with_processes(store: RedisStore, valkey_url: 
             assert topology.attention_nodes[0].capacity_tokens == 1000
             assert topology.attention_nodes[0].kv_bytes_per_token == GEOMETRY.token_bytes
             (route,) = topology.sequences
-            assert (route.weight_node, route.sequence_id) == ("w-1#0", 4)
+            assert (route.weight_node, route.sequence_id) == (weight.name, 4)
             assert [(owned.node_id, owned.start, owned.end) for owned in route.ranges] == [
                 ("a-1", 0, 3),
                 ("a-2", 3, 6),
             ]
+            await weight.die()
 
             victim = next(child for child in children_of(scaler) if "a-1" in child.cmdline())
             os.kill(victim.pid, signal.SIGKILL)
@@ -102,9 +106,13 @@ async def test_a_life_of_a_scaler_with_processes(store: RedisStore, valkey_url: 
             await eventually(replaced)
             assert await active_nodes(store, 2) == ["a-2", "a-3"]
 
-            text = await asyncio.to_thread(scrape, metrics_port)
-            assert 'kernelflume_attention_nodes_removed_total{reason="process_ended"} 1.0' in text
-            assert f"kernelflume_routing_epoch {float((await store.read()).epoch)}" in text
+            async def is_counted() -> bool:
+                text = await asyncio.to_thread(scrape, metrics_port)
+                epoch = (await store.read()).epoch
+                removed = 'kernelflume_attention_nodes_removed_total{reason="process_ended"} 1.0'
+                return removed in text and f"kernelflume_routing_epoch {float(epoch)}" in text
+
+            await eventually(is_counted)
 
         children = children_of(scaler)
         assert len(children) == 2
@@ -140,9 +148,9 @@ async def test_a_node_that_cannot_start_is_told_with_its_last_words(
 async def test_a_standby_takes_over_when_the_leader_is_killed(
     store: RedisStore, valkey_url: str, tmp_path: Path
 ) -> None:
-    with running_scaler(valkey_url, tmp_path / "first", "--attention-nodes", "1") as leader:
+    with running_scaler(valkey_url, tmp_path / "first", "--attention-nodes", "1", *TAKEN_OVER) as leader:
         await active_nodes(store, 1)
-        with running_scaler(valkey_url, tmp_path / "second", "--node-id", "s-2"):
+        with running_scaler(valkey_url, tmp_path / "second", "--node-id", "s-2", *TAKEN_OVER):
             async with open_channel(await address_of(store, "s-2")) as channel:
                 stub = scaler_pb2_grpc.ScalerAdminStub(channel)
                 topology = await stub.GetTopology(scaler_pb2.GetTopologyRequest(), timeout=WAIT_S)
@@ -193,7 +201,7 @@ async def test_provider_settings_of_the_policy_take_force_while_the_scaler_runs(
             return sorted(found)
 
         assert memories() == [1024**2]
-        policy.write_text("automatic: false\nprovider: {node_memory: 2MiB, standby_nodes: 1}\n")
+        write_anew(policy, "automatic: false\nprovider: {node_memory: 2MiB, standby_nodes: 1}\n")
 
         async def stands_by() -> bool:
             return memories() == [1024**2, 2 * 1024**2]
@@ -227,7 +235,7 @@ async def test_a_damaged_table_is_told_with_its_remedy_which_works(
         good = await store.read()
         await eventually(lambda: has_adopted(weight, good.epoch))
         address = await address_of(store)
-        assert await is_serving(address)
+        await eventually(lambda: is_serving(address))
         await store._redis.hset(key, "snapshot", "{")
 
         async def not_ready() -> bool:
@@ -241,7 +249,11 @@ async def test_a_damaged_table_is_told_with_its_remedy_which_works(
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
             assert f"redis-cli DEL '{key}'" in (refused.value.details() or "")
         assert weight.seen[-1] == good  # the last good one
-        assert f"redis-cli DEL '{key}'" in (tmp_path / "scaler.log").read_text()
+
+        async def is_logged() -> bool:
+            return f"redis-cli DEL '{key}'" in (tmp_path / "scaler.log").read_text()
+
+        await eventually(is_logged)
         await store._redis.delete(key)
         await eventually(lambda: is_serving(address))
         assert (await store.read()).nodes == good.nodes

@@ -75,7 +75,7 @@ async def test_mutual_tls_and_a_token_from_the_command_line_to_the_nodes(
     token_file, wrong_file = tmp_path / "token", tmp_path / "wrong"
     token_file.write_text(TOKEN + "\n")
     wrong_file.write_text("guessed-token")
-    store = RedisStore(valkey.url, cluster=CLUSTER)
+    store = RedisStore(valkey.url, cluster=CLUSTER, timeout_s=WAIT_S)
     tls = TlsSettings(
         certificate=node.certificate, key=node.key, ca=authority.ca, require_client_certificate=True
     )
@@ -91,7 +91,7 @@ async def test_mutual_tls_and_a_token_from_the_command_line_to_the_nodes(
 
         await eventually(one_active)
         [leased] = await store.living(NodeKind.ATTENTION)
-        assert await is_serving(leased.address, Channels(tls=tls.open()))
+        await eventually(lambda: is_serving(leased.address, Channels(tls=tls.open())))
         assert not await is_serving(leased.address)
         [record] = await store.living(NodeKind.SCALER)
         secured = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from tests.integration.test_scaler_profile import PROFILE
-from tests.scaler_process import active_nodes, address_of, running_scaler
+from tests.scaler_process import TAKEN_OVER, active_nodes, address_of, running_scaler
 from tests.scaler_rig import (
     CLUSTER,
     WAIT_S,
@@ -59,7 +59,7 @@ class LastingProvider(FakeProvider):
 
 @pytest.fixture
 async def store(valkey_url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore(valkey_url, cluster=CLUSTER)
+    store = RedisStore(valkey_url, cluster=CLUSTER, timeout_s=WAIT_S)
     yield store
     await store.close()
 
@@ -192,11 +192,11 @@ async def test_a_second_scaler_answers_for_one_that_was_killed(
     weight = FakeWeightNode("w-1", store)
     request = scaler_pb2.SetTargetRequest(operation_id="up", attention_nodes=2)
     named = scaler_pb2.GetOperationRequest(operation_id="up")
-    with running_scaler(valkey_url, tmp_path / "first", "--attention-nodes", "1") as first:
+    with running_scaler(valkey_url, tmp_path / "first", "--attention-nodes", "1", *TAKEN_OVER) as first:
         await active_nodes(store, 1)
         weight.hangs = True
         await weight.start()
-        with running_scaler(valkey_url, tmp_path / "second", "--node-id", "s-2"):
+        with running_scaler(valkey_url, tmp_path / "second", "--node-id", "s-2", *TAKEN_OVER):
             second = await address_of(store, "s-2")
             async with open_channel(await address_of(store)) as channel:
                 stub = scaler_pb2_grpc.ScalerAdminStub(channel)

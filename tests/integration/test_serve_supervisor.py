@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.redis
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 """Bound of every wait; a good run needs a few seconds."""
 DRIVER = str(Path(__file__).with_name("stub_stack.py"))
 
@@ -65,6 +65,14 @@ class RunningStack:
 
     def part(self, text: str) -> psutil.Process:
         return next(p for p in self.descendants if text in " ".join(p.cmdline()))
+
+
+def wait_text(path: Path, text: str) -> None:
+    """Wait until a file is there and has some text."""
+    deadline = time.monotonic() + WAIT_S
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -170,18 +178,15 @@ def test_attention_nodes_that_cannot_start_are_told_in_the_scaler_s_words(start:
 
 
 def test_a_start_that_takes_too_long_says_what_is_missing(start: Any) -> None:
-    code, _, err = start({"router": ["never-ready"]}, only=["router"], start_timeout_s=2.0).wait_end()
+    code, _, err = start({"router": ["never-ready"]}, only=["router"], start_timeout_s=5.0).wait_end()
     assert code == 1
-    assert "the router was not ready within 2 s: " in err
+    assert "the router was not ready within 5 s: " in err
     assert "its log: " in err
 
 
 def test_an_interrupt_during_the_start_ends_it(start: Any, tmp_path: Path) -> None:
     stack = start({"wnode": ["never-ready"]})
-    deadline = time.monotonic() + WAIT_S
-    while not (tmp_path / "wnode.log").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_text(tmp_path / "wnode.log", "")
     stack.process.send_signal(signal.SIGINT)
     code, out, err = stack.wait_end()
     assert (code, out) == (130, "")
@@ -199,12 +204,13 @@ def test_a_part_that_ignores_sigterm_is_killed_with_what_it_started(start: Any, 
     stack.assert_nothing_left()
 
 
-def test_a_second_interrupt_ends_it_at_once(start: Any) -> None:
+def test_a_second_interrupt_ends_it_at_once(start: Any, tmp_path: Path) -> None:
     stack = start({"router": ["stubborn"]}, grace_s=3600.0)
     stack.wait_ready()
     stack.process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
-        stack.process.wait(1.0)
+        stack.process.wait(0.5)
+    wait_text(tmp_path / "router.log", "not me")  # the first one is heeded: two at once may come as one
     stack.process.send_signal(signal.SIGINT)
     assert stack.wait_end()[0] == 0
     stack.assert_nothing_left()

@@ -17,11 +17,15 @@ from kernelflume.scaler.sim.sweep import combinations
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "simulation.yaml"
 
+WAIT_S = 250.0
+"""Bound of one command; a good run needs seconds."""
+pytestmark = pytest.mark.timeout(600)
+
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kernelflume.cli.entry", "sim", *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=WAIT_S, check=False,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from tests.integration.test_simulator_cli import command
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "golden" / "recordings"
 RUN = str(RECORDINGS / "run")
+pytestmark = pytest.mark.timeout(600)
 CALIBRATION = str(RECORDINGS / "calibration")
 
 

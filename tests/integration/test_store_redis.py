@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.redis
 
 # An outage must be noticed in a test's time, and a busy machine must not look like one.
-TIMEOUT_S = 5.0
+TIMEOUT_S = 20.0
 SHORT_TIMEOUT_S = 0.3
 
 
@@ -48,9 +48,9 @@ class TestRedisStore(StoreContract):
     async def test_clusters_on_one_server_do_not_see_each_other(
         self, open_store: OpenStore, server: ValkeyProcess
     ) -> None:
-        store, other = open_store(), RedisStore(server.url, cluster="another")
+        store, other = open_store(), RedisStore(server.url, cluster="another", timeout_s=TIMEOUT_S)
         await store.publish(RoutingSnapshot().with_node(entry("a-1")))
-        await store.renew(lease("a-1"), ttl_s=30)
+        await store.renew(lease("a-1"), ttl_s=600)
         assert (await other.read()).epoch == 0
         assert await other.living(NodeKind.ATTENTION) == []
         await other.close()
@@ -58,7 +58,7 @@ class TestRedisStore(StoreContract):
     async def test_a_table_of_another_schema_is_refused(
         self, open_store: OpenStore, server: ValkeyProcess
     ) -> None:
-        store = RedisStore(server.url, cluster="old-schema")
+        store = RedisStore(server.url, cluster="old-schema", timeout_s=TIMEOUT_S)
         await store._redis.hset(Keys("old-schema").table, mapping={"epoch": 1, "snapshot": '{"schema": 0}'})
         with pytest.raises(LifecycleError, match="schema 0"):
             await store.read()
@@ -72,13 +72,13 @@ class TestRedisStore(StoreContract):
     ) -> None:
         """Whoever reads one goes on with what it knows; it must not end of it."""
         cluster = "damaged"
-        store, keys = RedisStore(server.url, cluster=cluster), Keys(cluster)
+        store, keys = RedisStore(server.url, cluster=cluster, timeout_s=TIMEOUT_S), Keys(cluster)
         await store._redis.flushdb()
-        await store.renew(lease("w-1", kind=NodeKind.WEIGHT), ttl_s=30)
+        await store.renew(lease("w-1", kind=NodeKind.WEIGHT), ttl_s=600)
         await store._redis.hset(keys.leases(NodeKind.WEIGHT), "w-1", damaged)
         with pytest.raises(UnavailableError, match="damaged lease"):
             await store.living(NodeKind.WEIGHT)
-        await store.renew(lease("w-1", kind=NodeKind.WEIGHT), ttl_s=30)
+        await store.renew(lease("w-1", kind=NodeKind.WEIGHT), ttl_s=600)
         assert [record.node_id for record in await store.living(NodeKind.WEIGHT)] == ["w-1"]
 
         await store._redis.sadd(keys.route_index, "w-1#0a")
@@ -159,7 +159,7 @@ async def test_notices_go_on_after_a_restart(valkey: ValkeyProcess) -> None:
 async def test_a_server_that_hangs_is_an_unavailable_error_in_bounded_time(valkey: ValkeyProcess) -> None:
     store = RedisStore(valkey.url, cluster="hang", timeout_s=SHORT_TIMEOUT_S)
     valkey.pause()
-    async with asyncio.timeout(20 * SHORT_TIMEOUT_S):
+    async with asyncio.timeout(NOTICE_S):
         with pytest.raises(UnavailableError):
             await store.read()
         with pytest.raises(UnavailableError):

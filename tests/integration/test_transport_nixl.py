@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kernelflume.transport.base import WritePlan
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 both_modes = pytest.mark.parametrize("mode", ERROR_HANDLING_MODES)
 

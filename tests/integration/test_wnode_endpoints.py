@@ -13,6 +13,7 @@ from kernelflume.core.errors import DeadlineError
 from kernelflume.core.handshake import Handshake
 from kernelflume.rpc.server import Server
 from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
+from kernelflume.wnode import endpoints as endpoints_module
 from kernelflume.wnode.endpoints import Endpoints
 from kernelflume.wnode.messages import CloseLink, CompleteLink, ForgetLink, LinkOffer, LinkReady, OpenLink
 
@@ -46,7 +47,7 @@ class ReadyEngine:
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
-        self.endpoints = Endpoints(self.send, timeout_s=20.0)
+        self.endpoints = Endpoints(self.send, timeout_s=60.0)
 
     def send(self, command: Command) -> None:
         self.sent.append(command)
@@ -96,7 +97,8 @@ async def test_an_attempt_that_nobody_waits_for_leaves_no_link() -> None:
     assert sent == [OpenLink(NODE), CloseLink(NODE)]
 
 
-async def test_nodes_that_have_dropped_this_one_are_given_up() -> None:
+async def test_nodes_that_have_dropped_this_one_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints_module, "_VERIFY_TIMEOUT_S", 60.0)
     engine = ReadyEngine()
     async with attention_node() as (knows, its_address), attention_node() as (_, other_address):
         async with attention_node() as (_, away_address):

@@ -241,14 +241,14 @@ def test_requests_outlive_the_loss_of_every_node(rig: EngineRig) -> None:
 
 
 def test_frozen_node_is_lost_at_the_deadline(rig: EngineRig) -> None:
-    weight, nodes = rig(2, exchange_timeout_s=0.3)
+    weight, nodes = rig(2, exchange_timeout_s=2.0)
     for number in range(4):
         weight.submit(str(number), prompt(6, number), max_tokens=25)
     weight.turn_until(lambda: len(weight.recorder.tokens["3"]) >= 6)
     nodes[1].pause()
     outputs = weight.run_all("0", "1", "2", "3")
     assert outputs == [weight.reference(prompt(6, number), 25) for number in range(4)]
-    assert "within 0.3 s" in weight.recorder.of(LinkLost)[0].reason
+    assert "within 2 s" in weight.recorder.of(LinkLost)[0].reason
 
 
 def test_frozen_node_is_not_waited_for_once_it_has_left_the_table(rig: EngineRig) -> None:
@@ -257,7 +257,7 @@ def test_frozen_node_is_not_waited_for_once_it_has_left_the_table(rig: EngineRig
         weight.submit(str(number), prompt(6, number), max_tokens=25)
     weight.turn_until(lambda: len(weight.recorder.tokens["3"]) >= 6)
     nodes[1].pause()
-    removal = threading.Timer(0.3, weight.adopt, ("a0",))  # while a step waits for it
+    removal = threading.Timer(1.0, weight.adopt, ("a0",))  # while a step waits for it
     removal.start()
     outputs = weight.run_all("0", "1", "2", "3")
     removal.join()
@@ -273,7 +273,7 @@ def test_forgotten_node_is_not_waited_for_and_used_again_once_it_is_linked_anew(
         weight.submit(str(number), prompt(6, number), max_tokens=25)
     weight.turn_until(lambda: len(weight.recorder.tokens["3"]) >= 6)
     nodes[1].pause()
-    forgetting = threading.Timer(0.3, weight.forget_link, (nodes[1].name, "it has dropped this node"))
+    forgetting = threading.Timer(1.0, weight.forget_link, (nodes[1].name, "it has dropped this node"))
     forgetting.start()  # while a step waits for it
     weight.turn_until(lambda: bool(weight.recorder.of(LinkLost)))
     forgetting.join()
@@ -315,9 +315,12 @@ def test_two_weight_nodes_share_attention_nodes(rig: EngineRig) -> None:
     second.adopt("a0", "a1")
     first.submit("r", prompt(20, 1))
     second.submit("r", prompt(20, 2))
-    for _ in range(40):
-        first.engine.turn()
+
+    def both_have_ended() -> bool:
         second.engine.turn()
+        return all("r" in weight.recorder.finished for weight in (first, second))
+
+    first.turn_until(both_have_ended)
     assert first.recorder.tokens["r"] == first.reference(prompt(20, 1), 12)
     assert second.recorder.tokens["r"] == second.reference(prompt(20, 2), 12)
     second.close()

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 NAMES = [str(strategy["name"]) for strategy in STRATEGIES]
 # The model and the GPUs are the same for all examples of a test.
 SETTINGS = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 turns = st.lists(st.tuples(st.integers(1, 900), st.integers(1, 400)), min_size=1, max_size=4)

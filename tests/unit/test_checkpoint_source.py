@@ -232,7 +232,7 @@ def test_processes_that_want_one_file_at_once_convert_it_once(tmp_path: Path) ->
     ]
     for process in processes:
         process.start()
-    found = [results.get(timeout=120) for _ in processes]
+    found = [results.get(timeout=250) for _ in processes]
     for process in processes:
         process.join(timeout=60)
 

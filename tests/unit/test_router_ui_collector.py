@@ -81,7 +81,8 @@ async def test_all_viewers_share_one_look_and_get_only_what_is_new() -> None:
         assert "sequences" not in news
         _, nothing = await anext(one)
         assert nothing == {}
-    assert reader.num_reads == collector.num_looks <= 3
+    # Each asked three times. A machine that stands still for a second lets one more look pass.
+    assert reader.num_reads == collector.num_looks <= 5
     await collector.close()
     assert reader.closed
 
@@ -91,7 +92,7 @@ async def test_a_look_that_fails_is_not_the_last() -> None:
     reader.fault = RuntimeError("nobody foresaw this")
     collector = collector_of(reader)
     collector.enter()
-    async with asyncio.timeout(10), aclosing(collector.watch()) as news:
+    async with asyncio.timeout(60), aclosing(collector.watch()) as news:
         assert "attention" in (await anext(news))[1]
     await collector.close()
 
@@ -118,7 +119,7 @@ async def test_closing_ends_every_viewer_and_lets_none_in() -> None:
     while not collector.num_looks:  # noqa: ASYNC110 - a state, not an event
         await asyncio.sleep(0.01)
     await collector.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await looking >= 1
     with pytest.raises(UnavailableError):
         collector.enter()

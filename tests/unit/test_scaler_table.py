@@ -23,12 +23,16 @@ ENTRY = entry("a-1", NodeState.PREWARMING)
 class SlowStore(MemoryStore):
     """Answers a read late: with what was there when it was asked."""
 
-    delay = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def read(self) -> RoutingSnapshot:
         snapshot = await super().read()
-        if self.delay:
-            await asyncio.sleep(0.05)
+        self.asked.set()
+        await self.answers.wait()
         return snapshot
 
 
@@ -46,11 +50,14 @@ async def test_a_read_that_an_edit_overtakes_is_no_loss(caplog: pytest.LogCaptur
     store = SlowStore()
     table, _ = await make_table(store)
     await table.edit(lambda snapshot: snapshot.with_node(ENTRY))
-    store.delay = True
+    store.asked.clear()
+    store.answers.clear()
     reading = asyncio.create_task(table.read())
-    await asyncio.sleep(0.01)
-    store.delay = False
+    await store.asked.wait()
+    late, store.answers = store.answers, asyncio.Event()
+    store.answers.set()
     edited = await table.edit(lambda snapshot: snapshot.without("a-1"))
+    late.set()
     assert await reading == edited
     assert await table.read() == edited
     assert "lost" not in caplog.text

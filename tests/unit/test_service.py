@@ -22,7 +22,7 @@ from kernelflume.runtime.tether import tethered
 if TYPE_CHECKING:
     from pathlib import Path
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Bound of every wait for a process; a good run needs a fraction of a second."""
 
 SERVICE = """

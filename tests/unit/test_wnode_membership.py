@@ -62,7 +62,7 @@ async def following(store: Swapped) -> AsyncIterator[tuple[MembershipFollower, l
 
 
 async def wait_adopted(adopted: list[int], epoch: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while epoch not in adopted:  # noqa: ASYNC110 - filled by another task
             await asyncio.sleep(POLL_S)
 
