@@ -42,6 +42,23 @@ def test_a_calibration_makes_steps_longer_and_more_so_with_every_node() -> None:
     assert model.step_s(1, 0, 3) == pytest.approx(0.15 * 1.4)
 
 
+def test_what_a_further_node_adds_is_the_profile_s_unless_it_is_calibrated() -> None:
+    profile = dataclasses.replace(flat_profile(), further_node_share=0.5)
+    alone = MeasuredSteps(profile, token_bytes=4, calibration=Calibration())
+    assert [alone.step_s(1, 0, nodes) for nodes in (1, 2, 3)] == pytest.approx([0.1, 0.15, 0.2])
+    fitted = MeasuredSteps(profile, token_bytes=4, calibration=Calibration(node_share=0.0))
+    assert fitted.step_s(1, 0, 3) == pytest.approx(0.1)
+
+
+def test_a_prompt_that_comes_while_steps_run_is_looked_up_during_one() -> None:
+    done = replay(recording(requests=(request(), request(0.55, output_tokens=2))))
+    # It comes within the 6th step, is looked up in the 7th, and computed in the 8th.
+    assert done.requests[1].first_token_s == pytest.approx(0.8)
+    assert replay(recording(requests=(request(), request(2.0)))).requests[1].first_token_s == pytest.approx(
+        2.1
+    )
+
+
 def test_one_request_takes_its_prompt_and_its_steps() -> None:
     done = replay(recording(profile=flat_profile(0.1, 0.001)))
     # The first of 11 steps has 10 rows.
