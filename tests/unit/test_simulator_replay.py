@@ -51,12 +51,15 @@ def test_what_a_further_node_adds_is_the_profile_s_unless_it_is_calibrated() -> 
 
 
 def test_a_prompt_that_comes_while_steps_run_is_looked_up_during_one() -> None:
-    done = replay(recording(requests=(request(), request(0.55, output_tokens=2))))
+    def first_token_s(sent_s: float, *, has_prefix_cache: bool) -> float:
+        requests = (request(), request(sent_s, output_tokens=2))
+        done = replay(recording(requests=requests, has_prefix_cache=has_prefix_cache))
+        return done.requests[1].first_token_s
+
     # It comes within the 6th step, is looked up in the 7th, and computed in the 8th.
-    assert done.requests[1].first_token_s == pytest.approx(0.8)
-    assert replay(recording(requests=(request(), request(2.0)))).requests[1].first_token_s == pytest.approx(
-        2.1
-    )
+    assert first_token_s(0.55, has_prefix_cache=True) == pytest.approx(0.8)
+    assert first_token_s(0.55, has_prefix_cache=False) == pytest.approx(0.7)
+    assert first_token_s(2.0, has_prefix_cache=True) == pytest.approx(2.1)
 
 
 def test_one_request_takes_its_prompt_and_its_steps() -> None:

@@ -92,7 +92,7 @@ def profile(
             transport_error_handling=transport_error_handling,
             log_level="info",
             log_dir=(state_dir() / "profile").absolute(),
-            enable_prefix_caching=True,
+            enable_prefix_caching=False,
         ),
         rows=rows,
         is_quick=quick,

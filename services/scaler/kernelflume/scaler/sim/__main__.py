@@ -125,9 +125,8 @@ def validate(
     calibrate_by: Annotated[
         Path | None,
         typer.Option(
-            help="Fit two figures to another recording of the same minutes, in place of what the profile says; "
-            "or, where this is the folder RECORDING once more, to every second request: then the others are "
-            "judged.",
+            help="Fit two figures to another recording of the same minutes, in place of what the profile "
+            "says; or, where this is RECORDING again, to every second request: then the others are judged.",
             metavar="FOLDER",
         ),
     ] = None,

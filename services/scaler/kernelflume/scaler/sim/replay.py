@@ -115,6 +115,7 @@ class _Replayer:
             release_s=releases[len(releases) // 2],
         )
         self._pool = LivePool(self._world, self._over, kind, steps=steps, facts=facts)
+        self._looks_up = recording.has_prefix_cache
         self._ended: dict[int, float] = {}
 
     def run(self) -> Replay:
@@ -158,7 +159,7 @@ class _Replayer:
             case EventKind.ARRIVAL if event.number < 0:
                 pool.on_return(event)
             case EventKind.ARRIVAL:
-                answered_s = pool.answered_s() if event.number != _LOOKED_UP else None
+                answered_s = pool.answered_s() if self._looks_up and event.number != _LOOKED_UP else None
                 if answered_s is None:
                     pool.ask(self._sessions[event.subject], 0, event.time_s)
                 else:
