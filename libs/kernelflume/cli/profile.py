@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.profile import PerformanceProfile
 
-_GROWTH_ROWS = 4
-"""Sequences that decode while a node is added: it is under load that nodes are."""
+_GROWTH_ROWS = 8
+"""Sequences that decode while a node is added: it is in a pool with many of them that nodes are."""
 _EXIT_NOTICE_S = 0.5
 _NUM_POOLS = 2
 """The node that is measured, and the one that is added."""
