@@ -147,17 +147,22 @@ class StackMeter:
             raise UnavailableError(f"a prompt of {num_tokens} tokens was answered without a token")
         return answer.ttft_s
 
-    async def measure_growth(self, rows: int, *, num_windows: int) -> MeasuredGrowth:
+    async def measure_growth(self, rows: int, num_tokens: int, *, num_windows: int) -> MeasuredGrowth:
         """Add an attention node under ``rows`` sequences, spread as many over both, and remove it again.
+
+        Args:
+            rows: sequences.
+            num_tokens: of each prompt.
+            num_windows: reports before and after.
 
         Raises:
             UnavailableError: the scaler could not add or remove it.
             KernelFlumeError: a request failed.
         """
-        async with self._decoding(rows, PROMPT_TOKENS):
+        async with self._decoding(rows, num_tokens):
             before = await self._typical_steps(rows, num_windows)
             operation = await self._scale(2)
-        async with self._decoding(rows, PROMPT_TOKENS):
+        async with self._decoding(rows, num_tokens):
             after = await self._typical_steps(rows, num_windows)
         await self._scale(1)
         return MeasuredGrowth(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _GROWTH_ROWS = 8
 """Sequences that decode while a node is added: it is in a pool with many of them that nodes are."""
+_GROWTH_TOKENS = 128
+"""Of each of them: nodes that share cores attend one after the other, the longer the more they hold."""
 _EXIT_NOTICE_S = 0.5
 _NUM_POOLS = 2
 """The node that is measured, and the one that is added."""
@@ -205,7 +207,9 @@ async def _measure(
         reporter.fraction("growth", title, number / measurements.num_growths)
         growths.append(
             await meter.measure_growth(
-                min(_GROWTH_ROWS, measurements.rows[-1]), num_windows=measurements.num_growth_windows
+                min(_GROWTH_ROWS, measurements.rows[-1]),
+                _GROWTH_TOKENS,
+                num_windows=measurements.num_growth_windows,
             )
         )
     reporter.ready("growth", title, clock.now() - began)
