@@ -50,5 +50,6 @@ def recording(**changes: Any) -> Recording:
     """Return a run of 20 seconds on one node of 1000 tokens."""
     base: dict[str, Any] = {"created": "2026-01-01T00:00:00+00:00", "workload": "w", "duration_s": 20.0}
     base |= {"initial_nodes": ("a-1",), "node_capacity_tokens": 1000, "page_tokens": 1, "token_bytes": 1}
+    base |= {"has_prefix_cache": False}
     base |= {"policy": "maximum_nodes: 4\n", "profile": flat_profile(), "operations": ()}
     return Recording(**(base | {"requests": (request(),)} | changes))

@@ -50,6 +50,8 @@ def test_a_quick_profile_is_plausible_and_predicts_the_steps_it_measured(tmp_pat
     assert 0.1 < found.prewarm_s < WAIT_S
     assert found.prefill_s is not None
     assert 0 < found.prefill_s.at(16) < found.prefill_s.at(256)
+    assert found.further_node_share is not None
+    assert found.further_node_share < 5
 
     # The summary tells the steps themselves, which the profile does not hold.
     lines = [line.split() for line in done.stdout.splitlines()]

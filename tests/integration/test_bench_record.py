@@ -13,7 +13,14 @@ from tests.integration.test_bench_command import run
 from tests.recordings import flat_profile
 from tests.stub_openai import stub_endpoint
 
-from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, scaler_pb2, scaler_pb2_grpc
+from kernelflume.rpc.v1 import (
+    anode_pb2,
+    anode_pb2_grpc,
+    scaler_pb2,
+    scaler_pb2_grpc,
+    wnode_pb2,
+    wnode_pb2_grpc,
+)
 from kernelflume.scaler.sim.recordings import read_recording
 
 if TYPE_CHECKING:
@@ -34,8 +41,12 @@ class StubScaler(scaler_pb2_grpc.ScalerAdminServicer):
         node = scaler_pb2.AttentionNodeStatus(
             node_id="a-1", capacity_tokens=640, kv_bytes_per_token=8, address=self.node_address
         )
+        weight_node = scaler_pb2.WeightNodeStatus(node_id="w-1", address=self.node_address)
         return scaler_pb2.Topology(
-            scaling_mode=self.mode, attention_nodes=[node], operation=self._operation()
+            scaling_mode=self.mode,
+            attention_nodes=[node],
+            weight_nodes=[weight_node],
+            operation=self._operation(),
         )
 
     def _operation(self) -> scaler_pb2.Operation:
@@ -75,9 +86,20 @@ class StubNode(anode_pb2_grpc.AttentionNodeServicer):
         return anode_pb2.AttentionStatistics(page_tokens=16)
 
 
+class StubWeightNode(wnode_pb2_grpc.WeightNodeServicer):
+    """Tells whether it finds blocks again."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+
+    async def GetLoad(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+        return wnode_pb2.WeightNodeLoad(block_tokens=self._block_tokens)
+
+
 @asynccontextmanager
-async def scaler() -> AsyncIterator[tuple[StubScaler, str]]:
+async def scaler(*, block_tokens: int = 0) -> AsyncIterator[tuple[StubScaler, str]]:
     stub, server = StubScaler(), grpc.aio.server()
+    wnode_pb2_grpc.add_WeightNodeServicer_to_server(StubWeightNode(block_tokens), server)
     scaler_pb2_grpc.add_ScalerAdminServicer_to_server(stub, server)
     anode_pb2_grpc.add_AttentionNodeServicer_to_server(StubNode(), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -102,8 +124,11 @@ def arguments(url: str, address: str, profile: Path, folder: Path) -> tuple[str,
     return ("generated", *shape, "--output-tokens", "5", *ways)
 
 
-async def test_a_run_is_recorded_with_what_the_scaler_did(profile: Path, tmp_path: Path) -> None:
-    async with stub_endpoint() as endpoint, scaler() as (_, address):
+@pytest.mark.parametrize("block_tokens", [0, 16])
+async def test_a_run_is_recorded_with_what_the_scaler_did(
+    profile: Path, tmp_path: Path, block_tokens: int
+) -> None:
+    async with stub_endpoint() as endpoint, scaler(block_tokens=block_tokens) as (_, address):
         code, _, errors = await run(*arguments(endpoint.url, address, profile, tmp_path / "run"))
     assert code == 0, errors
     assert f"recorded in {tmp_path / 'run'}" in errors.replace("\n", " ")
@@ -111,6 +136,7 @@ async def test_a_run_is_recorded_with_what_the_scaler_did(profile: Path, tmp_pat
     assert len(recording.requests) == 3
     assert recording.duration_s == max(request.ended_s for request in recording.requests)
     assert (recording.page_tokens, recording.node_capacity_tokens, recording.token_bytes) == (16, 640, 8)
+    assert recording.has_prefix_cache is bool(block_tokens)
     assert recording.policy == "maximum_nodes: 3\n"
     assert recording.initial_nodes == ("a-1",)
     assert recording.profile == flat_profile()

@@ -14,6 +14,8 @@ RECORDINGS = Path(__file__).resolve().parents[1] / "golden" / "recordings"
 RUN = str(RECORDINGS / "run")
 pytestmark = pytest.mark.timeout(600)
 CALIBRATION = str(RECORDINGS / "calibration")
+ALONE = str(RECORDINGS / "alone")
+"""With a profile that was measured through a router, in mean steps, and with a second node."""
 
 
 def figures(output: str) -> dict[str, dict[str, Any]]:
@@ -35,7 +37,16 @@ def test_a_calibrated_replay_is_within_ten_percent_of_the_live_run() -> None:
     assert again.stdout == done.stdout
 
 
-def test_the_profile_alone_is_too_fast_and_the_verdict_is_no() -> None:
+def test_a_profile_of_the_stack_as_it_serves_is_enough() -> None:
+    done = command("validate", ALONE, "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert json.loads(done.stdout)["calibration"] is None
+    found = figures(done.stdout)
+    assert found["node-seconds"]["live"] == pytest.approx(88.27, abs=0.01)
+    assert found["TPOT p99"]["live"] == pytest.approx(65.55, abs=0.01)
+
+
+def test_a_profile_of_an_earlier_version_is_too_fast_and_the_verdict_is_no() -> None:
     done = command("validate", RUN)
     assert done.returncode == 1
     assert "NO" in done.stdout

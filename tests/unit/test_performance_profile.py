@@ -36,6 +36,7 @@ NO_POINTS: list[Any] = [5, [], [[1]], [[9, 1], [9, 1]], [[1, -1], [9, 1]], [[flo
 LIES: list[tuple[str, Any]] = [
     *(("num_layers", value) for value in NO_LAYERS),
     *(("prewarm_s", value) for value in NO_SECONDS),
+    *(("further_node_share", value) for value in NO_SECONDS if value is not None),
     *(("projection_s", {"points": points}) for points in NO_POINTS),
     *(("projection_s", 3), ("projection_s", None), ("prefill_s", 3)),
     *(("prefill_s", {"points": points}) for points in NO_POINTS),
@@ -48,10 +49,13 @@ def test_a_profile_is_read_back() -> None:
     assert PerformanceProfile.from_dict(json.loads(json.dumps(PROFILE.to_dict()))) == PROFILE
 
 
-def test_what_prompts_take_is_read_back_and_unknown_in_earlier_files() -> None:
-    measured = dataclasses.replace(PROFILE, prefill_s=Curve(((16.0, 0.1), (64.0, 0.2))))
+def test_what_only_the_simulator_reads_is_read_back_and_unknown_in_earlier_files() -> None:
+    prompts = Curve(((16.0, 0.1), (64.0, 0.2)))
+    measured = dataclasses.replace(PROFILE, prefill_s=prompts, further_node_share=0.2)
     fields = json.loads(json.dumps(measured.to_dict()))
     assert PerformanceProfile.from_dict(fields) == measured
+    del fields["further_node_share"]
+    assert PerformanceProfile.from_dict(fields | {"schema": 3}).further_node_share is None
     del fields["prefill_s"]
     assert PerformanceProfile.from_dict(fields | {"schema": 2}).prefill_s is None
 

@@ -7,18 +7,22 @@ import pytest
 from kernelflume.cli.profile_plan import (
     DEFAULT_ROWS,
     QUICK_ROWS,
+    MeasuredGrowth,
     MeasuredSteps,
     ProfilePlan,
     assemble,
-    median_steps,
+    further_node_share,
     plan_profile,
+    rising,
     summary,
+    typical_steps,
 )
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.geometry import KvGeometry
 from kernelflume.core.profile import PerformanceProfile, StepTimes
 
 MIB = 1024**2
+GROWTHS = (MeasuredGrowth(prewarm_s=3.0, before_s=0.1, after_s=0.11),)
 GEOMETRY = KvGeometry(
     model_id="m",
     model_revision="r",
@@ -74,32 +78,68 @@ def test_a_pool_too_small_to_measure_is_refused() -> None:
         planned(max_model_len=512)
 
 
-def test_windows_are_merged_by_their_medians() -> None:
-    merged = median_steps([measured(4, 0.1, 100), measured(4, 9.0, 300), measured(4, 0.2, 200)])
-    assert merged == measured(4, 0.2, 200)
+def test_a_step_is_the_mean_and_divides_as_the_medians_do() -> None:
+    windows = [measured(4, 0.1, 100), measured(4, 9.0, 300), measured(4, 0.2, 200)]
+    # Of the median step 0.19 s are in its parts: 10 times 7.5 and 2 ms, and 20 ms.
+    merged = typical_steps(windows, mean_s=0.38, num_layers=10)
+    level = 0.38 / (10 * (0.2 / 40 + 2e-3 + 0.2 / 20) + 0.02)
+    times = merged.times
+    assert (times.rows, times.step_s, merged.held_tokens) == (4, 0.38, 200)
+    assert times.overhead_s == pytest.approx(level * 0.02)
+    layer_s = times.projection_s + times.attention_s + times.post_attention_s
+    assert 10 * layer_s + times.overhead_s == pytest.approx(0.38)
+
+
+def test_parts_that_overlap_need_not_add_up_to_the_step() -> None:
+    merged = typical_steps([measured(4, 0.1, attention_s=8e-3)], mean_s=0.2, num_layers=10)
+    assert merged.times.attention_s == pytest.approx(16e-3)
+    assert merged.times.step_s == 0.2
+
+
+def test_where_points_fall_their_mean_stands_for_them() -> None:
+    assert rising([(1.0, 1.0), (2.0, 3.0), (4.0, 2.0)]).points == ((1.0, 1.0), (2.0, 2.5), (4.0, 2.5))
+    assert rising([(1.0, 3.0), (2.0, 2.0), (4.0, 1.0)]).points == ((1.0, 2.0), (2.0, 2.0), (4.0, 2.0))
+    assert rising([(1.0, 3.0)]).points == ((1.0, 3.0),)
+
+
+def test_a_further_node_is_told_by_all_measurements_together_and_never_saves_time() -> None:
+    slower, faster = (
+        MeasuredGrowth(prewarm_s=1.0, before_s=0.1, after_s=after_s) for after_s in (0.15, 0.09)
+    )
+    assert further_node_share([slower, faster]) == pytest.approx(0.2)
+    assert further_node_share([faster]) == 0.0
 
 
 def test_a_profile_rises_with_rows_and_takes_the_scan_off_the_exchange() -> None:
     steps = [measured(1, 0.1), measured(8, 0.3, held_tokens=1000), measured(32, 0.2, attention_s=3e-3)]
     profile = assemble(
-        steps, GEOMETRY, hardware="here", bytes_per_s=1.024e9, prewarm_s=3.0, prefills=[(16, 0.2), (64, 0.1)]
+        steps,
+        GEOMETRY,
+        hardware="here",
+        bytes_per_s=1.024e9,
+        growths=GROWTHS,
+        prefills=[(16, 0.2), (64, 0.1)],
     )
-    assert [seconds for _, seconds in profile.post_attention_s.points] == pytest.approx([0.005, 0.015, 0.015])
-    # 2 ms, 1 ms of 2 ms, and 3 ms.
-    assert [seconds for _, seconds in profile.exchange_s.points] == pytest.approx([2e-3, 2e-3, 3e-3])
+    assert [seconds for _, seconds in profile.post_attention_s.points] == pytest.approx(
+        [0.005, 0.0125, 0.0125]
+    )
+    # 2 ms, 1 ms of 2 ms, and 3 ms: the first two fall.
+    assert [seconds for _, seconds in profile.exchange_s.points] == pytest.approx([1.5e-3, 1.5e-3, 3e-3])
     assert (profile.num_layers, profile.prewarm_s, profile.attention_bytes_per_s) == (10, 3.0, 1.024e9)
+    assert profile.further_node_share == pytest.approx(0.1)
     assert PerformanceProfile.from_dict(profile.to_dict()) == profile
 
 
 def test_the_summary_has_a_line_for_each_number_of_rows() -> None:
     steps = [measured(1, 0.1), measured(32, 0.2)]
     profile = assemble(
-        steps, GEOMETRY, hardware="here", bytes_per_s=4e9, prewarm_s=3.0, prefills=[(16, 0.2), (64, 0.1)]
+        steps, GEOMETRY, hardware="here", bytes_per_s=4e9, growths=GROWTHS, prefills=[(16, 0.2), (64, 0.1)]
     )
     lines = summary(profile, steps).splitlines()
     assert lines[0] == "m on here"
     assert lines[3].split() == ["1", "100.00", "25.00", "20.00", "50.00", "10.00"]
     assert "attention bandwidth  4.00 GB/s" in lines
     # More tokens never take less time.
-    assert "prompts              200 (16), 200 (64) ms to the first token (tokens)" in lines
+    assert "prompts              150 (16), 150 (64) ms to the first token (tokens)" in lines
+    assert lines[-1] == "further node         10 % of a step"
     assert "exchange             2000 (1), 2000 (32) us a layer (rows)" in lines

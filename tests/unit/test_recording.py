@@ -37,10 +37,19 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_recording(written(tmp_path, operations=(operation(),))).operations == (operation(),)
 
 
+def test_a_recording_that_does_not_tell_had_a_prefix_cache(tmp_path: Path) -> None:
+    told = json.loads((written(tmp_path) / SUMMARY).read_text())
+    del told["has_prefix_cache"]
+    (tmp_path / SUMMARY).write_text(json.dumps(told))
+    with pytest.raises(ConfigurationError, match="has_prefix_cache missing"):
+        read_recording(tmp_path)
+    assert read_recording(with_summary(tmp_path, schema=1)).has_prefix_cache
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"schema": 2}, "schema 2 is not 1"),
+        ({"schema": 3}, "schema 3 is not 2, nor one that is read"),
         ({"num_requests": 2}, "1 requests, where recording.json has num_requests 2: a file is cut off"),
         ({"duration_s": -1.0}, "duration_s"),
         ({"duration_s": True}, "duration_s"),
@@ -55,6 +64,7 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"operations": [7]}, "recording.json"),
         ({"operations": None}, "recording.json"),
         ({"profile": {}}, "profile: schema None"),
+        ({"has_prefix_cache": 1}, "has_prefix_cache must be true or false"),
         ({"profile": 7}, "profile"),
         ({"surprise": 1}, "surprise: not known"),
     ],

@@ -9,7 +9,7 @@ from tests.table_entries import entry
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
 from kernelflume.core.routing import NodeState, RoutingSnapshot
 from kernelflume.scaler.observe import Observation
-from kernelflume.scaler.operation import Operation
+from kernelflume.scaler.operation import Operation, OperationEvent
 from kernelflume.scaler.policy import (
     Decision,
     PolicySettings,
@@ -17,6 +17,7 @@ from kernelflume.scaler.policy import (
     RemovalReason,
     ScaleReason,
     after_operation,
+    after_own,
     choose_victims,
     decide,
 )
@@ -205,3 +206,15 @@ def test_victims_are_the_emptiest_and_then_the_newest() -> None:
 def test_one_node_is_always_left(count: int, chosen: tuple[str, ...]) -> None:
     assert choose_victims([entry("a"), entry("b")], {}, count) == chosen
     assert choose_victims([entry("a")], {}, count) == ()
+
+
+@pytest.mark.parametrize(("initial", "prewarm_s"), [(0, 0.0), (1, 8.0)])
+def test_the_first_nodes_of_all_teach_no_prewarm(initial: int, prewarm_s: float) -> None:
+    """They wait for the weight node that loads its model; one that joins others does not."""
+    operation = Operation.begin("op", target=initial + 1, initial=initial, now_s=100.0)
+    for event in ("launched", "prepared", "publish", "published"):
+        operation = operation.after(OperationEvent(event), now_s=108.0, reason="")
+    assert operation.prewarm_s == 8.0
+    state = after_own(PolicyState(), SETTINGS, operation, overtaken=False, now_s=108.0)
+    assert state.sizing.prewarm_s == prewarm_s
+    assert state.sizing.changed_at_s == 108.0

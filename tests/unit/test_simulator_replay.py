@@ -42,6 +42,26 @@ def test_a_calibration_makes_steps_longer_and_more_so_with_every_node() -> None:
     assert model.step_s(1, 0, 3) == pytest.approx(0.15 * 1.4)
 
 
+def test_what_a_further_node_adds_is_the_profile_s_unless_it_is_calibrated() -> None:
+    profile = dataclasses.replace(flat_profile(), further_node_share=0.5)
+    alone = MeasuredSteps(profile, token_bytes=4, calibration=Calibration())
+    assert [alone.step_s(1, 0, nodes) for nodes in (1, 2, 3)] == pytest.approx([0.1, 0.15, 0.2])
+    fitted = MeasuredSteps(profile, token_bytes=4, calibration=Calibration(node_share=0.0))
+    assert fitted.step_s(1, 0, 3) == pytest.approx(0.1)
+
+
+def test_a_prompt_that_comes_while_steps_run_is_looked_up_during_one() -> None:
+    def first_token_s(sent_s: float, *, has_prefix_cache: bool) -> float:
+        requests = (request(), request(sent_s, output_tokens=2))
+        done = replay(recording(requests=requests, has_prefix_cache=has_prefix_cache))
+        return done.requests[1].first_token_s
+
+    # It comes within the 6th step, is looked up in the 7th, and computed in the 8th.
+    assert first_token_s(0.55, has_prefix_cache=True) == pytest.approx(0.8)
+    assert first_token_s(0.55, has_prefix_cache=False) == pytest.approx(0.7)
+    assert first_token_s(2.0, has_prefix_cache=True) == pytest.approx(2.1)
+
+
 def test_one_request_takes_its_prompt_and_its_steps() -> None:
     done = replay(recording(profile=flat_profile(0.1, 0.001)))
     # The first of 11 steps has 10 rows.

@@ -26,8 +26,6 @@ from kernelflume.rpc.status import error_of
 from kernelflume.runtime.clock import MonotonicClock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kernelflume.cli.parts import PartSpec
     from kernelflume.cli.profile_plan import MeasuredSteps, ProfilePlan
     from kernelflume.cli.progress import StartReporter
@@ -35,11 +33,13 @@ if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.profile import PerformanceProfile
 
-_PREWARM_ROWS = 4
-"""Sequences that decode while a node is prewarmed: it is under load that nodes are added."""
+_GROWTH_ROWS = 8
+"""Sequences that decode while a node is added: it is in a pool with many of them that nodes are."""
+_GROWTH_TOKENS = 128
+"""Of each of them: nodes that share cores attend one after the other, the longer the more they hold."""
 _EXIT_NOTICE_S = 0.5
 _NUM_POOLS = 2
-"""The node that is measured, and the one that is prewarmed."""
+"""The node that is measured, and the one that is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,7 @@ def measure_profile(
         pool_bytes=stack.attention_node_memory_bytes,
         max_model_len=stack.max_model_len or checkpoint.config.max_position_embeddings,
     )
-    stages = without_router(
-        plan(replace(stack, num_attention_nodes=1), checkpoint, num_sharing=stack.num_attention_nodes)
-    )
+    stages = plan(replace(stack, num_attention_nodes=1), checkpoint, num_sharing=stack.num_attention_nodes)
     try:
         return asyncio.run(
             _run(
@@ -116,11 +114,6 @@ def check_writable(path: Path) -> None:
         raise ConfigurationError(f"--output: cannot write {path}")
 
 
-def without_router(stages: Sequence[Sequence[PartSpec]]) -> tuple[tuple[PartSpec, ...], ...]:
-    """Leave out the one part that has no share in a step."""
-    return tuple(tuple(spec for spec in stage if spec.name != "router") for stage in stages)
-
-
 def hardware() -> str:
     """Name this machine's processor and how many of its cores this process may use."""
     name = platform.processor() or platform.machine()
@@ -154,7 +147,12 @@ async def _run(
         for probe, address in spec.probes
         if probe is Probe.CONNECTED
     ]
-    meter = StackMeter(weight_node=weight_node, scaler=f"{LOCALHOST}:{stack.scaler_port}")
+    meter = StackMeter(
+        router=f"http://{LOCALHOST}:{stack.port}",
+        model=stack.model,
+        weight_node=weight_node,
+        scaler=f"{LOCALHOST}:{stack.scaler_port}",
+    )
     try:
         await supervisor.start(stages, reporter, timeout_s=start_timeout_s)
         measuring = asyncio.create_task(_measure(meter, measurements, geometry, reporter))
@@ -203,19 +201,25 @@ async def _measure(
         prefills.append((num_tokens, median(seconds)))
     reporter.ready("prompts", title, clock.now() - began)
 
-    title, began = "prewarm", clock.now()
-    prewarms = []
-    for number in range(measurements.num_prewarms):
-        reporter.fraction("prewarm", title, number / measurements.num_prewarms)
-        prewarms.append(await meter.measure_prewarm(min(_PREWARM_ROWS, measurements.rows[-1])))
-    reporter.ready("prewarm", title, clock.now() - began)
+    title, began = "a further attention node", clock.now()
+    growths = []
+    for number in range(measurements.num_growths):
+        reporter.fraction("growth", title, number / measurements.num_growths)
+        growths.append(
+            await meter.measure_growth(
+                min(_GROWTH_ROWS, measurements.rows[-1]),
+                _GROWTH_TOKENS,
+                num_windows=measurements.num_growth_windows,
+            )
+        )
+    reporter.ready("growth", title, clock.now() - began)
 
     profile = assemble(
         steps,
         geometry,
         hardware=hardware(),
         bytes_per_s=bytes_per_s,
-        prewarm_s=median(prewarms),
+        growths=growths,
         prefills=prefills,
     )
     return profile, tuple(steps)

@@ -63,7 +63,8 @@ def profile(
 ) -> None:
     """Measure on this machine what the scaling policy needs to know of a model, and write it to a file.
 
-    A stack of one attention node is started, measured under load for a minute or two, and ended.
+    A stack of one attention node is started, measured under load for a minute or two, and ended. Requests go
+    through its router; for a while there is a second attention node.
     """
     from kernelflume.cli.profile import (  # noqa: PLC0415 - see serve
         ProfileOptions,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,8 @@ QUICK_PREFILL_TOKENS = (16, 256)
 _SPARE_TOKENS = 512
 """Room for what a sequence generates while it is measured."""
 _POOL_SHARE = 0.8
+_OVERLAPPED = 1.25
+"""Stages that take so many times the step together do so in microbatches, which overlap."""
 _MIB = 1024**2
 
 
@@ -35,12 +36,15 @@ class ProfilePlan:
     rows: tuple[int, ...]
     num_windows: int
     """Reports of the step loop, each the medians of its latest steps, for each number of rows."""
+    num_growth_windows: int
+    """As many before and after a node is added."""
     scan_sequences: int
     scan_tokens: int
     """Of each of those sequences: together they leave the caches."""
     num_scans: int
     """Readings of the attention node's bandwidth."""
-    num_prewarms: int
+    num_growths: int
+    """How often a node is added and removed."""
     prefill_tokens: tuple[int, ...]
     num_prefills: int
     """Prompts of each length."""
@@ -53,6 +57,18 @@ class MeasuredSteps:
     times: StepTimes
     held_tokens: int
     """On the one attention node, meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGrowth:
+    """What one more attention node took and takes."""
+
+    prewarm_s: float
+    """T_prewarm."""
+    before_s: float
+    """Mean step on one node."""
+    after_s: float
+    """Mean step of as many rows, spread over both."""
 
 
 def plan_profile(
@@ -87,27 +103,45 @@ def plan_profile(
     num_sequences = max(2 if is_quick else 4, -(-num_tokens // longest))
     return ProfilePlan(
         rows=chosen,
-        num_windows=1 if is_quick else 5,
+        num_windows=1 if is_quick else 3,
+        num_growth_windows=1 if is_quick else 2,
         scan_sequences=num_sequences,
         scan_tokens=-(-num_tokens // num_sequences),
         num_scans=1 if is_quick else 5,
-        num_prewarms=1 if is_quick else 3,
+        num_growths=1 if is_quick else 2,
         prefill_tokens=QUICK_PREFILL_TOKENS if is_quick else PREFILL_TOKENS,
-        num_prefills=1 if is_quick else 5,
+        num_prefills=1 if is_quick else 3,
     )
 
 
-def median_steps(windows: Sequence[MeasuredSteps]) -> MeasuredSteps:
-    """Return the medians of several reports on as many rows."""
+def typical_steps(windows: Sequence[MeasuredSteps], *, mean_s: float, num_layers: int) -> MeasuredSteps:
+    """Return a step that stands for several reports on as many rows.
+
+    Its time divides as the medians do, which one disturbed step does not move; but it is the mean, for what
+    disturbs steps now and then does so while they are served. Stages and overhead add up to it, other than
+    medians do, unless they overlap.
+
+    Args:
+        windows: reports.
+        mean_s: mean time of all their steps.
+        num_layers: of the model.
+    """
     times = [window.times for window in windows]
+    median_s = median(each.step_s for each in times)
+    sum_s = median(each.overhead_s for each in times) + num_layers * (
+        median(each.projection_s for each in times)
+        + median(each.attention_s for each in times)
+        + median(each.post_attention_s for each in times)
+    )
+    level = mean_s / (median_s if sum_s > _OVERLAPPED * median_s else sum_s)
     return MeasuredSteps(
         times=StepTimes(
             rows=times[0].rows,
-            step_s=median(each.step_s for each in times),
-            projection_s=median(each.projection_s for each in times),
-            attention_s=median(each.attention_s for each in times),
-            post_attention_s=median(each.post_attention_s for each in times),
-            overhead_s=median(each.overhead_s for each in times),
+            step_s=mean_s,
+            projection_s=level * median(each.projection_s for each in times),
+            attention_s=level * median(each.attention_s for each in times),
+            post_attention_s=level * median(each.post_attention_s for each in times),
+            overhead_s=level * median(each.overhead_s for each in times),
         ),
         held_tokens=int(median(window.held_tokens for window in windows)),
     )
@@ -119,7 +153,7 @@ def assemble(
     *,
     hardware: str,
     bytes_per_s: float,
-    prewarm_s: float,
+    growths: Sequence[MeasuredGrowth],
     prefills: Sequence[tuple[int, float]],
 ) -> PerformanceProfile:
     """Return the profile that follows from the measurements.
@@ -129,16 +163,12 @@ def assemble(
         geometry: shape of the model's keys and values.
         hardware: what it was measured on, for people.
         bytes_per_s: attention bandwidth.
-        prewarm_s: T_prewarm.
+        growths: from one attention node to two.
         prefills: (tokens, seconds) of prompts, ascending.
     """
 
     def curve(seconds: Callable[[MeasuredSteps], float]) -> Curve:
-        # More rows never take less time: where it looks so, the machine was disturbed.
-        rising = accumulate(map(seconds, steps), max)
-        return Curve(
-            tuple((float(step.times.rows), value) for step, value in zip(steps, rising, strict=True))
-        )
+        return rising([(float(step.times.rows), seconds(step)) for step in steps])
 
     def exchange_s(step: MeasuredSteps) -> float:
         scan_s = step.held_tokens * geometry.kv_row_bytes / bytes_per_s
@@ -153,16 +183,37 @@ def assemble(
         step_overhead_s=curve(lambda step: step.times.overhead_s),
         exchange_s=curve(exchange_s),
         attention_bytes_per_s=bytes_per_s,
-        prewarm_s=prewarm_s,
-        prefill_s=Curve(
-            tuple(
-                (float(tokens), seconds)
-                for (tokens, _), seconds in zip(
-                    prefills, accumulate((seconds for _, seconds in prefills), max), strict=True
-                )
-            )
-        ),
+        prewarm_s=median(growth.prewarm_s for growth in growths),
+        prefill_s=rising([(float(tokens), seconds) for tokens, seconds in prefills]),
+        further_node_share=further_node_share(growths),
     )
+
+
+def rising(points: Sequence[tuple[float, float]]) -> Curve:
+    """Return a curve that never falls, as near to the points as one can be.
+
+    More rows or tokens never take less time: where it looks so, the machine was disturbed. Neighbours of
+    which that is so get their mean, so that their level stays what it is.
+
+    Args:
+        points: (rows or tokens, seconds), ascending.
+    """
+    levels: list[tuple[float, int]] = []
+    for _, seconds in points:
+        level, count = seconds, 1
+        while levels and levels[-1][0] > level:
+            before, others = levels.pop()
+            level, count = (before * others + level * count) / (others + count), others + count
+        levels.append((level, count))
+    seconds_of = (level for level, count in levels for _ in range(count))
+    return Curve(tuple((x, seconds) for (x, _), seconds in zip(points, seconds_of, strict=True)))
+
+
+def further_node_share(growths: Sequence[MeasuredGrowth]) -> float:
+    """Return by which share of a step a further attention node makes it longer: 0 where it does not."""
+    before_s = sum(growth.before_s for growth in growths)
+    after_s = sum(growth.after_s for growth in growths)
+    return max(0.0, after_s / before_s - 1)
 
 
 def summary(profile: PerformanceProfile, steps: Sequence[MeasuredSteps]) -> str:
@@ -191,5 +242,6 @@ def summary(profile: PerformanceProfile, steps: Sequence[MeasuredSteps]) -> str:
         f"attention bandwidth  {profile.attention_bytes_per_s / 1e9:.2f} GB/s",
         f"exchange             {exchange} us a layer (rows)",
         f"prewarm              {profile.prewarm_s:.2f} s",
+        f"further node         {100 * (profile.further_node_share or 0.0):.0f} % of a step",
     ]
     return "\n".join(lines)

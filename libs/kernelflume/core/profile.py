@@ -14,13 +14,13 @@ from typing import Any, Self
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.figures import is_number, is_whole
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """History: 1 = curves over rows, attention bandwidth and exchange time, prewarm time; 2 = the exchange time
-is a curve too; 3 = what prompts take. Files of 1 and 2 are read: in 1 one exchange time counts at any number
-of rows, and neither tells what prompts take."""
+is a curve too; 3 = what prompts take; 4 = what a further attention node adds. Earlier files are read: in 1
+one exchange time counts at any number of rows, and what is not in a file is not known."""
 _ONE_EXCHANGE_TIME = 1
 """The last schema with a number in place of that curve."""
-_UNDERSTOOD = (_ONE_EXCHANGE_TIME, 2, SCHEMA_VERSION)
+_UNDERSTOOD = range(_ONE_EXCHANGE_TIME, SCHEMA_VERSION + 1)
 _CURVES = ("projection_s", "post_attention_s", "step_overhead_s", "exchange_s")
 
 _MOST = 1e15
@@ -102,6 +102,9 @@ class PerformanceProfile:
     prefill_s: Curve | None = None
     """From a prompt of so many tokens to its first token, on a stack that does nothing else; None where it
     was not measured. Only the simulator reads it."""
+    further_node_share: float | None = None
+    """By which share of a step a further attention node makes it longer, the same rows being spread over one
+    more; None where it was not measured. Only the simulator reads it."""
 
     def __post_init__(self) -> None:
         for name in ("model_id", "hardware"):
@@ -113,6 +116,10 @@ class PerformanceProfile:
             value = getattr(self, name)
             if not _is_figure(value):
                 raise ConfigurationError(f"profile: {name} must be a number from 0, not {value}")
+        if self.further_node_share is not None and not _is_figure(self.further_node_share):
+            raise ConfigurationError(
+                f"profile: further_node_share must be a number from 0, not {self.further_node_share}"
+            )
         if self.attention_bytes_per_s == 0:
             raise ConfigurationError("profile: attention_bytes_per_s must be above 0")
 

@@ -15,8 +15,10 @@ from kernelflume.core.errors import ConfigurationError
 from kernelflume.core.figures import is_number, is_whole
 from kernelflume.core.profile import PerformanceProfile
 
-SCHEMA_VERSION = 1
-"""History: 1 = requests, operations, the pool at the start, the policy, the profile."""
+SCHEMA_VERSION = 2
+"""History: 1 = requests, operations, the pool at the start, the policy, the profile; 2 = whether there was a
+prefix cache. Recordings of 1 are read: there was one."""
+_PREFIX_CACHE_UNTOLD = 1
 SUMMARY = "recording.json"
 REQUESTS = "requests.jsonl"
 
@@ -108,6 +110,8 @@ class Recording:
     node_capacity_tokens: int
     page_tokens: int
     token_bytes: int
+    has_prefix_cache: bool
+    """Whether prompts were looked up in one, though none was found there."""
     policy: str
     """YAML, as the scaler had it in force."""
     profile: PerformanceProfile
@@ -120,6 +124,8 @@ class Recording:
             raise ConfigurationError("duration_s is not above 0")
         for name in ("node_capacity_tokens", "page_tokens", "token_bytes"):
             _count(self, name, 1)
+        if not isinstance(self.has_prefix_cache, bool):
+            raise ConfigurationError(f"has_prefix_cache must be true or false, not {self.has_prefix_cache!r}")
         if not self.requests:
             raise ConfigurationError("it has no request")
         if not self.initial_nodes:
@@ -150,8 +156,13 @@ class Recording:
             ConfigurationError: one is cut off, of another schema, or has a figure that cannot be.
         """
         told = _parsed(SUMMARY, summary)
-        if told.get("schema") != SCHEMA_VERSION:
-            raise ConfigurationError(f"{SUMMARY}: schema {told.get('schema')!r} is not {SCHEMA_VERSION}")
+        schema = told.get("schema")
+        if schema == _PREFIX_CACHE_UNTOLD:
+            told.setdefault("has_prefix_cache", True)
+        elif schema != SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"{SUMMARY}: schema {schema!r} is not {SCHEMA_VERSION}, nor one that is read"
+            )
         lines = requests.splitlines()
         if len(lines) != told.get("num_requests"):
             raise ConfigurationError(
@@ -180,7 +191,7 @@ class Recording:
 
 _PLAIN = (
     "created", "workload", "duration_s", "initial_nodes", "node_capacity_tokens", "page_tokens",
-    "token_bytes", "policy",
+    "token_bytes", "has_prefix_cache", "policy",
 )  # fmt: skip
 
 

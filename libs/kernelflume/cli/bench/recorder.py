@@ -16,7 +16,14 @@ from kernelflume.core.errors import ConfigurationError, UnavailableError
 from kernelflume.core.profile import PerformanceProfile
 from kernelflume.core.recording import RecordedRequest, Recording
 from kernelflume.rpc.status import error_of
-from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, scaler_pb2, scaler_pb2_grpc
+from kernelflume.rpc.v1 import (
+    anode_pb2,
+    anode_pb2_grpc,
+    scaler_pb2,
+    scaler_pb2_grpc,
+    wnode_pb2,
+    wnode_pb2_grpc,
+)
 from kernelflume.runtime.smallfile import read_small_file
 
 if TYPE_CHECKING:
@@ -56,13 +63,14 @@ class RunRecorder:
         self._watching: asyncio.Task[None] | None = None
         self._policy = ""
         self._page_tokens = 0
+        self._has_prefix_cache = False
 
     async def begin(self) -> None:
         """Read the policy and the pool, and go on looking.
 
         Raises:
             ConfigurationError: this is no run that can be replayed.
-            KernelFlumeError: the scaler or an attention node does not answer.
+            KernelFlumeError: the scaler or a node does not answer.
         """
         try:
             async with self._channels.open(self._address) as channel:
@@ -78,6 +86,11 @@ class RunRecorder:
                     anode_pb2.GetAttentionStatisticsRequest(), timeout=CALL_TIMEOUT_S
                 )
             self._page_tokens = statistics.page_tokens
+            for weight_node in topology.weight_nodes:
+                async with self._channels.open(weight_node.address) as channel:
+                    stub = wnode_pb2_grpc.WeightNodeStub(channel)
+                    load = await stub.GetLoad(wnode_pb2.GetLoadRequest(), timeout=CALL_TIMEOUT_S)
+                self._has_prefix_cache |= load.block_tokens > 0
         except grpc.RpcError as failure:
             raise error_of(failure) from failure
         self._watching = asyncio.create_task(self._watch(), name="watch the scaler")
@@ -141,6 +154,7 @@ class RunRecorder:
             node_capacity_tokens=sightings.capacity_tokens,
             page_tokens=self._page_tokens,
             token_bytes=sightings.token_bytes,
+            has_prefix_cache=self._has_prefix_cache,
             policy=self._policy,
             profile=self._profile,
             operations=sightings.recorded(measured.begun_s),

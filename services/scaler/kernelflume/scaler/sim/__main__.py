@@ -125,8 +125,9 @@ def validate(
     calibrate_by: Annotated[
         Path | None,
         typer.Option(
-            help="Fit two figures that the profile lacks to another recording of the same minutes; or, with "
-            "the same one, to every second request: then the others are judged."
+            help="Fit two figures to another recording of the same minutes, in place of what the profile "
+            "says; or, where this is RECORDING again, to every second request: then the others are judged.",
+            metavar="FOLDER",
         ),
     ] = None,
     weight_node_price: Annotated[

@@ -1,7 +1,7 @@
 """What a machine's profile does not tell, from another run recorded on it: two figures, fitted to its tokens.
 
-A profile is measured on a stack of one attention node, without router or client, and holds medians. Where all
-of them share the cores of one machine, steps take longer by a factor, and longer with each further node.
+A machine that others use as well is not from one minute to the next what it was when it was profiled: steps
+take longer by a factor, and longer with each further node.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def calibrate(recording: Recording, requests: slice = EVERYTHING) -> Fit:
     """
     coarse = (_tried(recording, requests, *values) for values in product(_FACTORS, _NODE_SHARES))
     best = min(coarse, key=lambda fit: fit.error)
-    factor, share = best.calibration.step_factor, best.calibration.node_share
+    factor, share = best.calibration.step_factor, best.calibration.node_share or 0.0
     finer = (
         _tried(recording, requests, factor * _RATIO**part, max(0.0, share + 0.2 * other))
         for part, other in product(_FINER, _FINER)

@@ -131,6 +131,15 @@ class LivePool(AttentionPoolCluster):
         self._set_thresholds(self._decide())
         self.sample()
 
+    def answered_s(self) -> float | None:
+        """Return when nodes have said what they hold of a prompt that comes now; None where that is at once.
+
+        The weight node asks them between two steps, and takes in what they say before the next.
+        """
+        engine = self._engine
+        self.reach(engine)
+        return engine.clock_s + engine.step_s() / 2 if engine.running else None
+
     def _headroom(self, engine: Engine) -> int:
         """Return a page for each sequence that runs: the weight node leaves it free."""
         return len(engine.running) * self._facts.page_tokens

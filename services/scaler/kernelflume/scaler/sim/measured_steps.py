@@ -21,8 +21,9 @@ class Calibration:
     """What steps take in a run, beside what the profile says."""
 
     step_factor: float = 1.0
-    node_share: float = 0.0
-    """By which share of a step every further attention node with KV makes it longer."""
+    node_share: float | None = None
+    """By which share of a step every further attention node with KV makes it longer; None for the
+    profile's."""
 
 
 class MeasuredSteps:
@@ -46,11 +47,13 @@ class MeasuredSteps:
         self._profile = profile
         self._prefill = profile.prefill_s
         self._token_bytes = token_bytes
-        self._calibration = calibration
+        self._step_factor = calibration.step_factor
+        measured_share = profile.further_node_share or 0.0
+        self._node_share = measured_share if calibration.node_share is None else calibration.node_share
 
     def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:
         """Return T_step; without captured graphs there is one microbatch."""
-        factor = self._calibration.step_factor * (1 + self._calibration.node_share * (num_shards - 1))
+        factor = self._step_factor * (1 + self._node_share * (num_shards - 1))
         return factor * self._measured_s(rows, most_read_tokens)
 
     def prefill_s(self, tokens: int) -> float:

@@ -27,6 +27,8 @@ _SPREAD_TOKENS = 2048
 _LOOK_S = 0.25
 """Between two looks of the scaler."""
 _NODE = "attention node"
+_LOOKED_UP = 1
+"""Number of an arrival whose beginning has been looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class _Replayer:
             release_s=releases[len(releases) // 2],
         )
         self._pool = LivePool(self._world, self._over, kind, steps=steps, facts=facts)
+        self._looks_up = recording.has_prefix_cache
         self._ended: dict[int, float] = {}
 
     def run(self) -> Replay:
@@ -156,7 +159,11 @@ class _Replayer:
             case EventKind.ARRIVAL if event.number < 0:
                 pool.on_return(event)
             case EventKind.ARRIVAL:
-                pool.ask(self._sessions[event.subject], 0, event.time_s)
+                answered_s = pool.answered_s() if self._looks_up and event.number != _LOOKED_UP else None
+                if answered_s is None:
+                    pool.ask(self._sessions[event.subject], 0, event.time_s)
+                else:
+                    self._world.queue.add(Event(answered_s, EventKind.ARRIVAL, event.subject, _LOOKED_UP))
             case EventKind.LOOK:
                 pool.on_look()
                 self._world.queue.add(Event(event.time_s + _LOOK_S, EventKind.LOOK, 0))

@@ -140,9 +140,8 @@ def validation_table(validation: Validation) -> Table:
     title = f"{validation.workload}, recorded {validation.created} on {validation.hardware}"
     if validation.fit is not None:
         found = validation.fit.calibration
-        title += (
-            f"; steps times {found.step_factor:.2f}, {100 * found.node_share:.0f} % for each further node"
-        )
+        share = 100 * (found.node_share or 0.0)
+        title += f"; steps times {found.step_factor:.2f}, {share:.0f} % for each further node"
     table = Table(title=title, title_justify="left")
     for name in ("", "live", "simulated", "error", f"within {100 * validation.tolerance:g} %"):
         table.add_column(name, justify="left" if not name else "right")
