@@ -35,9 +35,8 @@ def use(folder: Path, endpoint: str) -> list[int]:
         *("--tls-key", str(node.key), "--token-file", str(token_file)),
     ]
     flags = ("--attention-nodes", "1", "--tls-require-client-certificate", "--otlp-endpoint", endpoint)
-    with serve(folder, *flags, *secured) as stack:
+    with serve(folder, *flags, *secured, KERNELFLUME_SCALER_OPERATION_DEADLINE_S=str(WAIT_S)) as stack:
         token_ids = asyncio.run(stack.generate("Once upon a time", 8))
-        assert "succeeded: 1 -> 2" in stack.command("scale", "--attention-nodes", "2", "--wait", *secured)
         assert stack.command("move", "w-1", *secured) == "0 requests of w-1 are to move\n"
         [weight_node] = json.loads(stack.command("status", "--json", *secured))["weight_nodes"]
         tls = TlsSettings(ca=authority.ca, certificate=node.certificate, key=node.key)
@@ -46,6 +45,7 @@ def use(folder: Path, endpoint: str) -> list[int]:
             stub = wnode_pb2_grpc.WeightNodeStub(channel)
             with pytest.raises(grpc.RpcError, match="a valid token is required"):
                 stub.MoveRequests(wnode_pb2.MoveRequestsRequest(), timeout=WAIT_S)
+        assert "succeeded: 1 -> 2" in stack.command("scale", "--attention-nodes", "2", "--wait", *secured)
     return token_ids
 
 
