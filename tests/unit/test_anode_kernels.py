@@ -40,6 +40,8 @@ def test_ragged_and_scattered_rows_equal_the_oracle(dtype: torch.dtype, toleranc
     generator = torch.Generator().manual_seed(0)
     # Rows of each sequence, and the lengths of the extents that hold its tokens.
     sequences = [(1, [1]), (1, [700]), (5, [64, 1, 40]), (40, [33]), (2, []), (1, [3, 600])]
+    # Short extents are attended together, up to some thousand tokens, and long ones alone.
+    sequences += [(1, [16] * 140), (3, [9, 500, 16, 16, 384, 383, 1])]
     num_rows = sum(rows for rows, _ in sequences)
     queries = torch.empty(num_rows, NUM_QUERY_HEADS, HEAD_DIM, dtype=dtype)
     held_views, held = [], []

@@ -121,6 +121,7 @@ class _Rows:
         """Take [num_rows, num_kv_heads, group, head_dim] queries, which are read at every ``attend``."""
         self._queries = queries
         self._extents = extents
+        self._pieces = list(_pieces([extent[0].shape[2] for extent in extents]))
         self._is_widened = bool(extents) and extents[0][0].dtype is not queries.dtype
         # A single row is attended where it lies.
         self._is_single = queries.shape[0] == 1
@@ -145,8 +146,9 @@ class _Rows:
 
     def _held(self, layer: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Give keys and values piece by piece, each [1, num_kv_heads, num_tokens, head_dim]."""
-        for extent in self._extents:
-            key, value = extent[2 * layer], extent[2 * layer + 1]
+        for piece in self._pieces:
+            extents = self._extents[piece]
+            key, value = (_joined([extent[2 * layer + kind] for extent in extents]) for kind in (0, 1))
             if not self._is_widened:
                 yield key, value
                 continue
@@ -163,6 +165,32 @@ class _Rows:
         return self._queries.transpose(0, 1).reshape(1, num_kv_heads, num_rows * group, head_dim)
 
 
+def _pieces(lengths: Sequence[int]) -> Iterator[slice]:
+    """Divide extents of so many tokens: one that is long alone, short ones with their neighbours."""
+    first = num_tokens = 0
+    for index, length in enumerate(lengths):
+        if index > first and (length >= _SHORT_TOKENS or num_tokens + length > _JOINED_TOKENS):
+            yield slice(first, index)
+            first, num_tokens = index, 0
+        if length >= _SHORT_TOKENS:
+            yield slice(index, index + 1)
+            first = index + 1
+        else:
+            num_tokens += length
+    if first < len(lengths):
+        yield slice(first, len(lengths))
+
+
+def _joined(views: list[torch.Tensor]) -> torch.Tensor:
+    return views[0] if len(views) == 1 else torch.cat(views, dim=2)
+
+
+_SHORT_TOKENS = 384
+"""Extents shorter than that are copied together and attended in one call: a call, and merging its partial,
+takes as long as the copy of a few hundred tokens (benchmarks/extents.py). A pool whose pages are shared and
+kept has many of one page."""
+_JOINED_TOKENS = 2048
+"""Most tokens copied together, so that the copy stays in the cache."""
 _WIDENED_NUMBERS = 1 << 20
 """Keys widened at a time, as numbers. Smaller pieces would stay in the cache, but cost more in calls: with
 an eighth of it a row over 16K tokens takes half as long again."""
