@@ -6,6 +6,9 @@ counted by a gateway's own CPU time, which other users of a machine change littl
 percentile is the one that they change least.
 
     python -m benchmarks.router --vllm-router PATH/bin/vllm-router
+
+No request's last message was seen before: all of a "new" conversation of one message, and the last turn of
+another one, must be tokenized.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,7 +40,11 @@ from kernelflume.runtime.service import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MESSAGES = [{"role": "user", "content": "Write a story about a lighthouse keeper who finds a letter. " * 6}]
+SENTENCE = "Write a story about a lighthouse keeper who finds a letter. "
+TURNS = [
+    {"role": "user", "content": SENTENCE * 2},
+    {"role": "assistant", "content": "A keeper found a letter, and it was for nobody."},
+]
 START_TIMEOUT_S = 120.0
 
 
@@ -65,12 +72,22 @@ class Gateway:
         return float(sum(one.user + one.system for one in times))
 
 
-def request_bytes(max_tokens: int) -> bytes:
+def new_conversation(number: int) -> list[dict[str, str]]:
+    """Return messages that were not sent before, some 105 tokens with those of the chat template."""
+    return [{"role": "user", "content": f"{number:04}: {SENTENCE * 6}"}]
+
+
+def next_turn(number: int) -> list[dict[str, str]]:
+    """Return as much text, of which all but the last message was sent before."""
+    return [*TURNS, {"role": "user", "content": f"{number:04}: {SENTENCE * 2}"}]
+
+
+def request_bytes(max_tokens: int, messages: list[dict[str, str]]) -> bytes:
     """Return a streaming chat request."""
     body = json.dumps(
         {
             "model": "smollm2",
-            "messages": MESSAGES,
+            "messages": messages,
             "max_tokens": max_tokens,
             "stream": True,
             "ignore_eos": True,
@@ -118,11 +135,12 @@ class Connection:
 
 @contextmanager
 def started(
-    command: list[str], port: int, *, path: str, log: Path, core: int | None = None
+    command: list[str], port: int, *, path: str, log: Path, core: int | None = None, python_path: str = ""
 ) -> Iterator[psutil.Process]:
     """Run a server until the block ends, on one core if it is said which; wait until it answers."""
+    env = os.environ | {"NO_PROXY": "*"} | ({"PYTHONPATH": python_path} if python_path else {})
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"NO_PROXY": "*"})
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=env)
     if core is not None:
         # Before it has threads, which inherit it.
         psutil.Process(process.pid).cpu_affinity([core])
@@ -144,6 +162,12 @@ def started(
             process.wait(10)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def source_path(copy: Path) -> str:
+    """Return the import path of a working copy."""
+    folders = [copy / "libs", *sorted((copy / "services").iterdir()), copy]
+    return os.pathsep.join(str(folder.resolve()) for folder in folders)
 
 
 async def direct(port: int, prompt: list[int], max_tokens: int) -> Heard:
@@ -168,13 +192,14 @@ async def set_period(port: int, period_s: float) -> None:
         await client.get(f"http://127.0.0.1:{port}/period/{period_s}")
 
 
-async def latencies(ask: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
+async def latencies(ask: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, dict[str, float]]:
     """Ask each system in turn, alone; return milliseconds to the first token, and of a stream's length."""
     first: dict[str, list[float]] = defaultdict(list)
     whole: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 5):
-        for name, one in ask.items():
-            heard = await one()
+        # There and back, for whoever comes after its like finds more in the processor's caches.
+        for name, one in list(ask.items())[:: 1 if number % 2 else -1]:
+            heard = await one(number)
             if number >= 5:
                 first[name].append(1e3 * (heard.arrivals[0] - heard.asked_at))
                 whole[name].append(1e3 * (heard.arrivals[-1] - heard.arrivals[0]))
@@ -196,8 +221,9 @@ async def load(gateway: Gateway, *, num_streams: int, rate: float, seconds: floa
     heards: list[Heard] = []
 
     async def one(connection: Connection) -> None:
-        heards.append(await connection.ask(request_bytes(max_tokens)))
+        heards.append(await connection.ask(request))
 
+    request = request_bytes(max_tokens, new_conversation(0))
     cpu_before, began = gateway.cpu_seconds(), time.monotonic()
     await asyncio.gather(*(one(connection) for connection in connections))
     elapsed, cpu = time.monotonic() - began, gateway.cpu_seconds() - cpu_before
@@ -231,15 +257,25 @@ async def measure(
     from kernelflume.checkpoint.source import resolve
 
     tokenizer = AutoTokenizer.from_pretrained(resolve(options.model).path)
-    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    prompt = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    print(f"prompt: {len(prompt)} tokens; load average {os.getloadavg()[0]:.2f}")
+    prompts: list[list[int]] = []
+    for messages in (new_conversation(0), next_turn(0)):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompts.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    print(f"prompts: {', '.join(str(len(one)) for one in prompts)} tokens; load {os.getloadavg()[0]:.1f}")
 
     await set_period(engine.port, 0.005)
     connections = {one.name: await Connection.open(one.port) for one in (engine, *gateways)}
-    small = request_bytes(20)
-    ask: dict[str, Callable[[], Any]] = {"engine, gRPC": lambda: direct(grpc_port, prompt, 20)}
-    ask |= {name: partial(connection.ask, small) for name, connection in connections.items()}
+
+    async def asked(
+        connection: Connection, make: Callable[[int], list[dict[str, str]]], number: int
+    ) -> Heard:
+        return await connection.ask(request_bytes(20, make(number)))
+
+    ask: dict[str, Callable[[int], Any]] = {"engine, gRPC": lambda _: direct(grpc_port, prompts[0], 20)}
+    for name, connection in connections.items():
+        ask[name] = partial(asked, connection, new_conversation)
+        if name.startswith("kernelflume"):
+            ask[f"{name}, next turn"] = partial(asked, connection, next_turn)
     found = await latencies(ask, options.requests)
     print(
         "\n| one request at a time | first token p10 ms | p50 | p90 | added p10 ms | added p50 ms "
@@ -247,7 +283,7 @@ async def measure(
     )
     print("|---|---|---|---|---|---|---|")
     for name, one in found.items():
-        base = found["engine, gRPC" if name == "kernelflume" else engine.name]
+        base = found["engine, gRPC" if name.startswith("kernelflume") else engine.name]
         times = " | ".join(f"{one[key]:.2f}" for key in ("p10", "p50", "p90"))
         added = " | ".join(f"{one[key] - base[key]:.2f}" for key in ("p10", "p50"))
         print(f"| {name} | {times} | {added} | {one['stream']:.1f} |")
@@ -288,6 +324,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--vllm-router", type=Path, help="program of the gateway to measure beside")
+    parser.add_argument("--before", type=Path, help="another working copy, whose router is measured beside")
     parser.add_argument("--requests", type=int, default=200, help="requests a system, one at a time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a stream under load")
@@ -302,28 +339,34 @@ def main() -> None:
     if near is not None:
         psutil.Process().cpu_affinity([near])
     options.logs.mkdir(exist_ok=True)
-    grpc_port, http_port, port, other_port, metrics_port = (free_port() for _ in range(5))
+    grpc_port, http_port, port, before_port, other_port, metrics_port = (free_port() for _ in range(6))
     stub = [sys.executable, "-m", "benchmarks.router_stub", "--model", options.model]
     stub += ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
-    router = [sys.executable, "-m", "kernelflume.router", "--model", options.model, "--port", str(port)]
+    router = [sys.executable, "-m", "kernelflume.router", "--model", options.model]
     router += ["--weight-nodes", f"127.0.0.1:{grpc_port}", "--max-concurrent-requests", "4096"]
     router += ["--log-level", "warning", *(f"--{flag}" for flag in options.router_flags)]
-    with (
-        started(stub, http_port, path="/v1/models", log=options.logs / "stub.log", core=near),
-        started(router, port, path="/ready", log=options.logs / "router.log", core=far) as process,
-    ):
-        engine = Gateway("engine, HTTP", http_port)
-        gateways = [Gateway("kernelflume", port, process)]
+    engine = Gateway("engine, HTTP", http_port)
+    with ExitStack() as stack:
+
+        def start(command: list[str], at: int, path: str, log: str, **where: Any) -> psutil.Process:
+            return stack.enter_context(started(command, at, path=path, log=options.logs / log, **where))
+
+        start(stub, http_port, "/v1/models", "stub.log", core=near)
+        ours = start([*router, "--port", str(port)], port, "/ready", "router.log", core=far)
+        gateways = [Gateway("kernelflume", port, ours)]
+        if options.before is not None:
+            command, path = [*router, "--port", str(before_port)], source_path(options.before)
+            theirs = start(command, before_port, "/ready", "before.log", core=far, python_path=path)
+            gateways.append(Gateway("kernelflume before", before_port, theirs))
         if options.vllm_router is None:
             asyncio.run(measure(options, gateways, engine, grpc_port))
             return
         other = [str(options.vllm_router), "--host", "127.0.0.1", "--port", str(other_port)]
         other += ["--worker-urls", f"http://127.0.0.1:{http_port}", "--policy", "round_robin"]
         other += ["--prometheus-port", str(metrics_port), "--log-level", "warning"]
-        log = options.logs / "vllm-router.log"
-        with started(other, other_port, path="/health", log=log, core=far) as their_process:
-            gateways.append(Gateway("vllm-router", other_port, their_process))
-            asyncio.run(measure(options, gateways, engine, grpc_port))
+        process = start(other, other_port, "/health", "vllm-router.log", core=far)
+        gateways.append(Gateway("vllm-router", other_port, process))
+        asyncio.run(measure(options, gateways, engine, grpc_port))
 
 
 if __name__ == "__main__":
