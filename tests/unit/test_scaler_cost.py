@@ -41,7 +41,7 @@ def test_curve_of_no_measurement_is_refused(points: tuple[tuple[float, float], .
 def test_profile_file_is_read_back_and_a_bad_one_names_its_field() -> None:
     fields = PROFILE.to_dict()
     assert PerformanceProfile.from_dict(fields) == PROFILE
-    for schema in (0, 4, None):
+    for schema in (0, 5, None):
         with pytest.raises(ConfigurationError, match=r"schema .*: measure the model again with"):
             PerformanceProfile.from_dict(fields | {"schema": schema})
     with pytest.raises(ConfigurationError, match="attention_bytes_per_s"):
