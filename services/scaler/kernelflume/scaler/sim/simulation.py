@@ -86,7 +86,7 @@ class Simulator:
             case Fixed():
                 return self._fixed(strategy, progress)
             case Instances():
-                kind = self._instance_kind(strategy.ranks_per_instance, strategy.merge_latency_s)
+                kind = self.instance_kind(strategy.ranks_per_instance, strategy.merge_latency_s)
                 rules = InstanceRules(
                     admission=strategy.admission,
                     placement=strategy.placement,
@@ -177,7 +177,7 @@ class Simulator:
 
         A pool of full ranks attends at the pace of one of them.
         """
-        steps = self._instance_kind(1).steps
+        steps = self.instance_kind(1).steps
         unbounded = _FullRanks(steps, self.rank_capacity_tokens)
         capacity = max(1, sum(session.peak_tokens for session in self.demand.sessions))
         kind = InstanceKind(
@@ -213,7 +213,7 @@ class Simulator:
         layouts = [ways for ways in range(1, num_ranks + 1) if num_ranks % ways == 0]
         results = []
         for index, ways in enumerate(layouts):
-            kind = self._instance_kind(ways, strategy.merge_latency_s)
+            kind = self.instance_kind(ways, strategy.merge_latency_s)
             rules = InstanceRules(
                 admission=strategy.admission,
                 placement="emptiest",
@@ -281,7 +281,7 @@ class Simulator:
     def _kernels(self, hardware: Hardware) -> Kernels:
         return kernels_of(hardware, self._tables, self.config.weight_dtype_bytes)
 
-    def _instance_kind(self, num_ranks: int, merge_latency_s: float = 0.0) -> InstanceKind:
+    def instance_kind(self, num_ranks: int, merge_latency_s: float = 0.0) -> InstanceKind:
         return InstanceKind(
             hardware=self.config.hardware,
             num_ranks=num_ranks,

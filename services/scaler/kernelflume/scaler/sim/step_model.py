@@ -33,7 +33,7 @@ class StepModel(Protocol):
 
         Args:
             rows: sequences that decode.
-            most_read_tokens: tokens that the shard with the most reads.
+            most_read_tokens: tokens that the shard with the most reads, of one of its ranks.
             num_shards: places that hold KV.
         """
         ...
@@ -117,21 +117,21 @@ class InstanceSteps:
         self._cache: dict[int, tuple[float, float]] = {}
 
     def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:  # noqa: ARG002 - one shard
-        """Return T_step; the one shard of an instance lies evenly on its ranks."""
+        """Return T_step; of the one shard of an instance each rank reads ``most_read_tokens``."""
         if rows not in self._cache:
             self._cache[rows] = self._line(rows)
         fixed_s, token_s = self._cache[rows]
         return fixed_s + token_s * most_read_tokens
 
     def _line(self, rows: int) -> tuple[float, float]:
-        """Return seconds of a step without KV, and seconds a token read."""
+        """Return seconds of a step without KV, and seconds a token that each rank reads."""
         rank, model = self._rank, self._rank.model
         times, ways = rank.times(rows), rank.tensor_parallel
         scan = scan_line(rank.kernels, model, rows, ways)
         partial_bytes = rows * model.num_query_heads * model.head_dim / ways * 2
         merge_s = self._merge_latency_s + rank.kernels.ring_s(self._num_ranks, partial_bytes, self._link)
         layer_s = times.projection_s + times.post_attention_s + scan.start_s + merge_s
-        token_s = model.token_bytes / (ways * self._num_ranks * scan.bytes_per_s)
+        token_s = model.token_bytes / (ways * scan.bytes_per_s)
         return times.overhead_s + model.num_layers * layer_s, token_s
 
 
