@@ -285,7 +285,7 @@ def test_sequences_that_outgrow_an_instance_give_way_or_move(folder: Path) -> No
 def test_fixed_pools_are_as_large_as_the_mean_or_the_most(folder: Path) -> None:
     sessions = [session(number, (600 if number < 4 else 50, 300), start_s=number / 10) for number in range(9)]
     simulator = simulator_of(folder, sessions, concurrency=None)
-    mean, most = simulator.kv_demand()
+    mean, most = simulator.fixed_pools.kv_demand
     over = run(simulator, "over")
     assert 0 < mean < most <= sum(one.peak_tokens for one in sessions)
     assert over.most_gpus == math.ceil(most / simulator.rank_capacity_tokens)

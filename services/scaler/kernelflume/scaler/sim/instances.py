@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.scaler.sim.cluster import HEADROOM, Cluster
@@ -15,41 +14,10 @@ from kernelflume.scaler.sizing import FOREVER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kernelflume.scaler.sim.instance_kind import InstanceKind, InstanceRules
     from kernelflume.scaler.sim.shards import Residence
-    from kernelflume.scaler.sim.step_model import StepModel
     from kernelflume.scaler.sim.strategy_settings import Instances
     from kernelflume.scaler.sim.world import World
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceKind:
-    """What each instance is."""
-
-    hardware: str
-    num_ranks: int
-    """CP."""
-    gpus_per_rank: int
-    rank_capacity_tokens: int
-    token_bytes: int
-    steps: StepModel
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that an instance holds."""
-        return self.num_ranks * self.rank_capacity_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceRules:
-    """How turns are placed."""
-
-    admission: str
-    placement: str
-    migrates: bool
-    elasticity: Instances | None
-    """None for a fixed number of instances."""
-    num_instances: int
-    """At the start."""
 
 
 class InstanceCluster(Cluster):
@@ -227,10 +195,10 @@ class InstanceCluster(Cluster):
         return rate * 1e9 if rate is not None else None
 
     def _fits(self, engine: Engine, residence: Residence) -> bool:
-        if self._rules.admission == "peak":
+        if self._rules.admission != "current":
             others = [*engine.running.values(), *engine.idle.values()]
-            peaks = sum(other.session.peak_tokens for other in others if other is not residence)
-            return peaks + residence.session.peak_tokens <= engine.capacity_tokens
+            reserved = sum(self._reserved(other) for other in others if other is not residence)
+            return reserved + self._reserved(residence) <= engine.capacity_tokens
         headroom = int(HEADROOM * engine.capacity_tokens) if engine.running else 1
 
         def lacks() -> bool:
@@ -242,6 +210,12 @@ class InstanceCluster(Cluster):
             if not self.evict_idle(engine, sparing=residence.number):
                 return False
         return True
+
+    def _reserved(self, residence: Residence) -> int:
+        """Return the tokens that are kept free for a session, where admission is not by what it holds."""
+        if self._rules.admission == "peak":
+            return residence.session.peak_tokens
+        return min(self._rules.longest_tokens, self._kind.capacity_tokens)
 
     def _on(self, engine: Engine, residence: Residence) -> tuple[Engine, Mapping[Shard, int], Shard]:
         [shard] = engine.shards
