@@ -16,8 +16,8 @@ Admission = Literal["current", "peak", "longest"]
 """A turn needs room for its prompt; or for all that its session will ever hold, and others likewise; or for
 the longest context that any may have, and at most one instance."""
 RankFill = Literal["even", "in_order"]
-"""Ranks of one instance hold equal parts of each sequence; or are filled one after another, like attention nodes,
-so that a step takes what a full rank does."""
+"""Ranks of one instance hold equal parts of each sequence; or are filled one after another, like attention
+nodes, so that a step takes what a full rank does."""
 
 
 class Fixed(Section):
