@@ -123,8 +123,10 @@ class Claim(_Section):
     """What it was measured on."""
     swept: tuple[str, ...] = ()
     """Experiments that show under which assumptions it would hold, where it does not."""
-    instead: tuple[dict[str, str], ...] = ()
-    """In these experiments besides: strategies by the names of others that stand in their place."""
+    instead: dict[str, dict[str, str]] = {}
+    """In these experiments besides, by words for it: strategies, and the ones that stand in their place."""
+    itself: str = "as configured"
+    """Words for the strategies themselves, beside those."""
     why: str = ""
     """Why it is missed, or holds under an assumption only."""
 

@@ -44,16 +44,16 @@ def run_grid(claims: Claims, workers: int, *, part: Part) -> dict[str, Any]:
         (name, chosen, config)
         for name, experiment in claims.experiments.items()
         if experiment.part == part
-        for chosen, config in _combinations(experiment)
+        for chosen, config in combinations_of(experiment)
     ]
-    tasks = {_key(task): task for _, _, config in rows for task in _tasks(config)}
+    tasks = {task_key(task): task for _, _, config in rows for task in tasks_of(config)}
     # The long ones first, so that no core is idle at the end.
     order = sorted(tasks, key=lambda key: -_length(tasks[key]))
     ran = run_many([tasks[key] for key in order], CONFIGS, num_processes=workers, task=_run)
     done = dict(zip(order, track(ran, "simulations", total=len(order)), strict=True))
     grid: dict[str, Any] = {name: [] for name, _, _ in rows}
     for name, chosen, config in rows:
-        ran_here = [(task, done[_key(task)]) for task in _tasks(config)]
+        ran_here = [(task, done[task_key(task)]) for task in tasks_of(config)]
         results = [
             {**found, "strategy": strategy.name}
             for task, each in ran_here
@@ -63,7 +63,7 @@ def run_grid(claims: Claims, workers: int, *, part: Part) -> dict[str, Any]:
     return grid
 
 
-def _tasks(config: SimulationConfig) -> Iterator[SimulationConfig]:
+def tasks_of(config: SimulationConfig) -> Iterator[SimulationConfig]:
     """Yield what is run at a time: fixed pools together, which share what sessions hold; others alone."""
     for is_fixed, several in groupby(config.strategies, lambda strategy: isinstance(strategy, Fixed)):
         if is_fixed:
@@ -72,7 +72,7 @@ def _tasks(config: SimulationConfig) -> Iterator[SimulationConfig]:
             yield from (config.model_copy(update={"strategies": (strategy,)}) for strategy in several)
 
 
-def _key(task: SimulationConfig) -> str:
+def task_key(task: SimulationConfig) -> str:
     """Return what the results of a task depend on: all but names, and what was swept to come to it."""
     fields = task.model_dump(mode="json", exclude={"name", "sweep", "vary"})
     for strategy in fields["strategies"]:
@@ -89,7 +89,8 @@ def as_text(grid: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _combinations(experiment: Experiment) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
+def combinations_of(experiment: Experiment) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
+    """Yield each combination of an experiment: what was chosen, and the configuration."""
     fields = parse_mapping((CONFIGS / experiment.config).read_text(encoding="utf-8"))
     own = {} if experiment.replaces_sweep else fields.get("sweep", {})
     # A setting with one value is a sweep of one.

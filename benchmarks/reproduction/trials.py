@@ -47,37 +47,20 @@ def trial_tables(one: Judged, claims: Claims) -> list[str]:
 
 
 def _table(trials: list[Trial], claim: Claim, claims: Claims) -> str:
-    columns = [dict(items) for items in dict.fromkeys(tuple(trial.instead.items()) for trial in trials)]
+    columns = list(dict.fromkeys(trial.instead for trial in trials))
     rows: dict[str, list[str]] = {}
     for trial in trials:
         shown = figures_of(claim, trial.values)
         cells = rows.setdefault(_settings(trial.settings, "", claims), ["-"] * len(columns))
         cells[columns.index(trial.instead)] = f"**{shown}**" if trial.holds else shown
-    heads = ["here"] if columns == [{}] else [_column(instead, claim, claims) for instead in columns]
+    heads = ["here"] if columns == [claim.itself] else columns
     return table(("assumed", *heads), [(words, *cells) for words, cells in rows.items()])
-
-
-def _column(instead: Mapping[str, str], claim: Claim, claims: Claims) -> str:
-    """Return what stands in the place of what; of none the one strategy that others replace."""
-    if instead:
-        return _standing(instead, claims)
-    replaced = {name for others in claim.instead for name in others}
-    return claims.words.get(replaced.pop(), "as configured") if len(replaced) == 1 else "as configured"
-
-
-def _standing(instead: Mapping[str, str], claims: Claims) -> str:
-    words = {name: claims.words.get(other, f"`{other}`") for name, other in instead.items()}
-    if len(words) == 1:
-        return next(iter(words.values()))
-    return "; ".join(f"{name} {what}" for name, what in words.items())
 
 
 def _words(trial: Trial, claim: Claim, claims: Claims) -> str:
     assumes = claims.experiments[trial.experiment].assumes
     parts = [_settings(trial.settings, assumes, claims)]
-    if trial.instead:
-        parts.append(_column(trial.instead, claim, claims))
-    return "; ".join(parts)
+    return "; ".join([*parts, trial.instead] if claim.instead else parts)
 
 
 def _settings(settings: Mapping[str, Any], assumes: str, claims: Claims) -> str:

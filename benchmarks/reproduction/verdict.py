@@ -29,8 +29,8 @@ class Trial:
 
     experiment: str
     settings: dict[str, Any]
-    instead: dict[str, str]
-    """Strategies whose places others have, by their names."""
+    instead: str
+    """Words for the strategies that stand for others; of none, for those themselves."""
     values: tuple[float, ...]
     miss: float
     """How far the worst value is out of the claim's range, as a share of its bound; 0 where none is."""
@@ -112,7 +112,7 @@ def _trials(claim: Claim, name: str, claims: Claims, grid: Mapping[str, Any]) ->
     trials = []
     present = {result["strategy"] for result in grid[name][0]["results"]}
     for settings, rows in groups.values():
-        for instead in ({}, *claim.instead):
+        for words, instead in {claim.itself: {}, **claim.instead}.items():
             replaced = figure.model_copy(
                 update={
                     "strategy": instead.get(figure.strategy, figure.strategy),
@@ -122,5 +122,5 @@ def _trials(claim: Claim, name: str, claims: Claims, grid: Mapping[str, Any]) ->
             if not {replaced.strategy, *replaced.than} <= present:
                 continue
             values = tuple(simulated(replaced, rows))
-            trials.append(Trial(name, settings, instead, values, miss(claim, values, claims.tolerance)))
+            trials.append(Trial(name, settings, words, values, miss(claim, values, claims.tolerance)))
     return trials

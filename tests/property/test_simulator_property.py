@@ -148,13 +148,14 @@ def test_cost_is_the_integral_of_billed_gpus(folder: Path, name: str, workload: 
 def integral(spans: dict[int, list[Any]]) -> float:
     """Add up what is paid between any two moments at which a bill begins or ends."""
     prices = {"gpu.yaml": 2.0, "other.yaml": 1.0, "spot": 0.5}
-    moments = sorted({moment for span in spans.values() for moment in span[2:]})
-    return sum(
+    moments: list[float] = sorted({moment for span in spans.values() for moment in span[2:]})
+    cost: float = sum(
         (later - moment)
         / 3600
         * sum(span[1] * prices[span[0]] for span in spans.values() if span[2] <= moment and span[3] >= later)
         for moment, later in itertools.pairwise(moments)
     )
+    return cost
 
 
 COMING = st.sampled_from(
