@@ -15,10 +15,10 @@ PYTEST_ARGS ?=
 SERVICES := $(wildcard services/*/kernelflume)
 SOURCES := libs/kernelflume $(SERVICES) $(wildcard benchmarks) scripts tests
 
-.PHONY: help setup serve test check fmt proto reproduction clean
+.PHONY: help setup serve test check fmt proto reproduction reproduction-sweeps clean
 
 help: ## show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The script leaves a stamp when it is done; a stamp older than what the setup was made from makes it run again.
 $(VENV)/.setup-%: pyproject.toml requirements/constraints.txt scripts/setup.sh
@@ -48,6 +48,9 @@ proto: $(VENV)/.setup-dev ## generate the gRPC code anew
 
 reproduction: $(VENV)/.setup-dev ## simulate the paper's sections 6.2 to 6.5 anew, and write docs/reproduction.md
 	$(BIN)/python -m benchmarks.reproduction
+
+reproduction-sweeps: $(VENV)/.setup-dev ## simulate anew what missed claims depend on, and write docs/reproduction.md
+	$(BIN)/python -m benchmarks.reproduction --part sweeps
 
 clean: ## remove everything that was generated, the environment too
 	rm -rf $(VENV) build dist logs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

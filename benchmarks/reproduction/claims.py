@@ -17,12 +17,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Part = Literal["claims", "sweeps"]
+"""What is simulated together: what claims are judged by, or what they depend on."""
+
+
 class Experiment(_Section):
     """A sweep of one of the configurations in docs/examples/paper."""
 
     config: str
     what: str
     """For people."""
+    part: Part = "claims"
+    assumes: str = ""
+    """What all of its rows assume, in words, beside their settings."""
     settings: dict[str, Any] = {}
     """Dotted settings in place of the configuration's."""
     sweep: dict[str, tuple[Any, ...]] = {}
@@ -52,9 +59,9 @@ class Simulated(_Section):
     """``value``: the field; ``ratio``: over that of ``than``; ``cut``: by how many percent it is below that;
     ``step_at``: ms of the longest step while ``nodes`` attention nodes are billed; ``flat``: the longest step
     with more than one of them over that with two, when the first is full; ``capacity_gb``: KV of ``nodes``
-    attention nodes; ``density``: KV of a GPU of an attention node over that of a rank; ``weights_gb`` and
-    ``rank_kv_gb``: of each GPU of a rank; ``overlap``: twice the step of ``strategy`` over that of ``than``
-    with twice the sessions, for each batch and context the most over numbers of nodes."""
+    GPUs of attention nodes; ``density``: KV of a GPU of an attention node over that of a rank;
+    ``weights_gb`` and ``rank_kv_gb``: of each GPU of a rank; ``overlap``: twice the step of ``strategy`` over
+    that of ``than`` with twice the sessions, for each batch and context the most over numbers of nodes."""
     strategy: str = "kernelflume"
     field: str = "usd_per_million_tokens"
     than: tuple[str, ...] = ()
@@ -116,6 +123,10 @@ class Claim(_Section):
     """What it was measured on."""
     swept: tuple[str, ...] = ()
     """Experiments that show under which assumptions it would hold, where it does not."""
+    instead: dict[str, dict[str, str]] = {}
+    """In these experiments besides, by words for it: strategies, and the ones that stand in their place."""
+    itself: str = "as configured"
+    """Words for the strategies themselves, beside those."""
     why: str = ""
     """Why it is missed, or holds under an assumption only."""
 

@@ -87,7 +87,8 @@ def _value(figure: Simulated, row: Mapping[str, Any]) -> float | None:
             steps = own["step_s_by_nodes"]
             return float(max(step_s for count, step_s in steps.items() if int(count) > 1) / steps["2"])
         case "capacity_gb":
-            return float(figure.nodes * own["node_capacity_tokens"] * row["token_bytes"] / 1e9)
+            gpu_tokens = own["node_capacity_tokens"] / own["attention_gpus"]
+            return float(figure.nodes * gpu_tokens * row["token_bytes"] / 1e9)
         case "density":
             rank = row["rank_capacity_tokens"] / row["rank_gpus"]
             return float(own["node_capacity_tokens"] / own["attention_gpus"] / rank)

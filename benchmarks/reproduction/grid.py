@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,14 @@ from kernelflume.runtime.yamltext import parse_mapping
 from kernelflume.scaler.sim.report import fields_of
 from kernelflume.scaler.sim.runs import run_many
 from kernelflume.scaler.sim.simulation import Simulator
-from kernelflume.scaler.sim.strategy_settings import KernelFlume
+from kernelflume.scaler.sim.strategy_settings import Fixed, KernelFlume
 from kernelflume.scaler.sim.sweep import combinations
-from kernelflume.scaler.sim.workload import build_demand
+from kernelflume.scaler.sim.workload_settings import TraceSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.reproduction.claims import Claims, Experiment
+    from benchmarks.reproduction.claims import Claims, Experiment, Part
 
     from kernelflume.scaler.sim.config import SimulationConfig
     from kernelflume.scaler.sim.result import Result
@@ -34,23 +35,49 @@ _DIGITS = 6
 """Significant ones that are kept: fewer than platforms agree on."""
 
 
-def run_grid(claims: Claims, workers: int) -> dict[str, Any]:
-    """Return the rows of all experiments; the same claims and configurations give the same ones."""
-    tasks = [
+def run_grid(claims: Claims, workers: int, *, part: Part) -> dict[str, Any]:
+    """Return the rows of the experiments of one part; the same claims and configurations give the same ones.
+
+    A strategy that several experiments run on the same workload and hardware is run once.
+    """
+    rows = [
         (name, chosen, config)
         for name, experiment in claims.experiments.items()
-        for chosen, config in _combinations(experiment)
+        if experiment.part == part
+        for chosen, config in combinations_of(experiment)
     ]
+    tasks = {task_key(task): task for _, _, config in rows for task in tasks_of(config)}
     # The long ones first, so that no core is idle at the end.
-    order = sorted(range(len(tasks)), key=lambda place: -_length(tasks[place][2]))
-    rows: dict[int, dict[str, Any]] = {}
-    ran = run_many([tasks[place][2] for place in order], CONFIGS, num_processes=workers, task=_run)
-    for place, row in zip(order, track(ran, "simulations", total=len(order)), strict=True):
-        rows[place] = {"settings": tasks[place][1], **row}
-    grid: dict[str, Any] = {name: [] for name in claims.experiments}
-    for place, (name, _, _) in enumerate(tasks):
-        grid[name].append(rows[place])
+    order = sorted(tasks, key=lambda key: -_length(tasks[key]))
+    ran = run_many([tasks[key] for key in order], CONFIGS, num_processes=workers, task=_run)
+    done = dict(zip(order, track(ran, "simulations", total=len(order)), strict=True))
+    grid: dict[str, Any] = {name: [] for name, _, _ in rows}
+    for name, chosen, config in rows:
+        ran_here = [(task, done[task_key(task)]) for task in tasks_of(config)]
+        results = [
+            {**found, "strategy": strategy.name}
+            for task, each in ran_here
+            for strategy, found in zip(task.strategies, each["results"], strict=True)
+        ]
+        grid[name].append({"settings": chosen, **ran_here[0][1], "results": results})
     return grid
+
+
+def tasks_of(config: SimulationConfig) -> Iterator[SimulationConfig]:
+    """Yield what is run at a time: fixed pools together, which share what sessions hold; others alone."""
+    for is_fixed, several in groupby(config.strategies, lambda strategy: isinstance(strategy, Fixed)):
+        if is_fixed:
+            yield config.model_copy(update={"strategies": tuple(several)})
+        else:
+            yield from (config.model_copy(update={"strategies": (strategy,)}) for strategy in several)
+
+
+def task_key(task: SimulationConfig) -> str:
+    """Return what the results of a task depend on: all but names, and what was swept to come to it."""
+    fields = task.model_dump(mode="json", exclude={"name", "sweep", "vary"})
+    for strategy in fields["strategies"]:
+        del strategy["name"]
+    return json.dumps(fields, sort_keys=True)
 
 
 def as_text(grid: dict[str, Any]) -> str:
@@ -62,22 +89,23 @@ def as_text(grid: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _combinations(experiment: Experiment) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
+def combinations_of(experiment: Experiment) -> Iterator[tuple[dict[str, Any], SimulationConfig]]:
+    """Yield each combination of an experiment: what was chosen, and the configuration."""
     fields = parse_mapping((CONFIGS / experiment.config).read_text(encoding="utf-8"))
     own = {} if experiment.replaces_sweep else fields.get("sweep", {})
     # A setting with one value is a sweep of one.
     once = {name: [value] for name, value in experiment.settings.items()}
-    fields["sweep"] = {**once, **experiment.sweep, **own}
+    fields["sweep"] = {**once, **own, **experiment.sweep}
     if experiment.strategies:
         fields["strategies"] = [s for s in fields["strategies"] if s["name"] in experiment.strategies]
     for chosen, config in combinations(fields):
         yield {name: value for name, value in chosen.items() if name not in experiment.settings}, config
 
 
-def _length(config: SimulationConfig) -> float:
+def _length(config: SimulationConfig) -> int:
     """Return about what a simulation takes: it grows with sessions and strategies."""
-    demand = build_demand(config.workload, folder=CONFIGS, seed=config.seed)
-    return len(config.strategies) * len(demand.sessions)
+    source = config.workload.source
+    return len(config.strategies) * (0 if isinstance(source, TraceSource) else source.num_sessions)
 
 
 def _run(config: SimulationConfig, folder: Path) -> dict[str, Any]:

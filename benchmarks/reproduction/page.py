@@ -7,16 +7,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.reproduction.claims import Quoted
+from benchmarks.reproduction.markdown import capital, figures_of, plain, table
+from benchmarks.reproduction.trials import outcome, trial_tables
 from benchmarks.reproduction.verdict import Verdict
 
 from kernelflume.scaler.sim.assumptions import assumptions
-from kernelflume.scaler.sim.sweep import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.reproduction.claims import Claim, Claims
-    from benchmarks.reproduction.verdict import Judged, Trial
+    from benchmarks.reproduction.verdict import Judged
 
 _TITLES = {
     "6.2": "Online elasticity and scalability",
@@ -28,20 +29,24 @@ _CONFIGS = "examples/paper"
 _HEAD = """\
 # The paper's claims and our figures
 
-<!-- By `make reproduction`, from benchmarks/reproduction and benchmarks/results/reproduction.json. -->
+<!-- By `make reproduction`, from benchmarks/reproduction and benchmarks/results/reproduction*.json. -->
 
 Every claim of sections 6.2 to 6.5 of [the paper](paper.md) beside a figure of this project: simulated by
 [`kernelflume sim`](simulator.md), or measured, as [benchmarks/results](../benchmarks/results/) says.
-`make reproduction` simulates everything anew and writes this page; the same seeds give the same page.
+`make reproduction` simulates anew what verdicts are computed from, `make reproduction-sweeps` what missed
+claims depend on: the tables below them. Each writes its rows and this page; the same seeds give the same
+page.
 
 A verdict is computed: all our figures have to lie in the paper's range, widened by {tolerance} of the figure
 ({source}) or by what is said below the table.
-Cuts of cost are compared as the cost that is left. No constant of the simulator was chosen to meet a claim;
-what was assumed is [listed below](#what-is-assumed), and what costs depend on is in
-[simulator.md](simulator.md#what-the-costs-depend-on).
+Cuts of cost are compared as the cost that is left. A claim that is missed as configured, and met under
+another reading of what the paper leaves open, is reproduced only under that assumption. No constant of the
+simulator was chosen to meet a claim; what was assumed is [listed below](#what-is-assumed), and what costs
+depend on is in [simulator.md](simulator.md#what-the-costs-depend-on).
 """
 _EXPERIMENTS = """\
-All rows are in [reproduction.json](../benchmarks/results/reproduction.json). `kernelflume sim sweep` on a
+All rows are in [reproduction.json](../benchmarks/results/reproduction.json) and
+[reproduction-sweeps.json](../benchmarks/results/reproduction-sweeps.json). `kernelflume sim sweep` on a
 configuration gives its rows, with plots and a report."""
 _MOST_GROUPS = 12
 """Rows of an experiment's table: longer ones are in the JSON file alone."""
@@ -66,18 +71,18 @@ def _head(claims: Claims, judged: Sequence[Judged]) -> str:
     counts = Counter(one.verdict for one in judged)
     rows = [(verdict.value, str(counts[verdict])) for verdict in Verdict if counts[verdict]]
     text = _HEAD.format(tolerance=f"{100 * claims.tolerance:g} %", source=claims.tolerance_source)
-    return f"{text}\n{_table(('verdict', 'claims'), rows)}"
+    return f"{text}\n{table(('verdict', 'claims'), rows)}"
 
 
 def _section(section: str, judged: Sequence[Judged], claims: Claims) -> str:
     rows = [
         (f"[{one.claim.claim}](#{one.claim.name})" if _has_more(one) else one.claim.claim, one.claim.paper,
-         _figures(one.claim, one.values), _source(one.claim, claims), _bold(one.verdict))
+         figures_of(one.claim, one.values), _source(one.claim, claims), _bold(one.verdict))
         for one in judged
     ]  # fmt: skip
-    table = _table(("claim", "paper", "here", "from", "verdict"), rows)
+    judgements = table(("claim", "paper", "here", "from", "verdict"), rows)
     more = [_more(one, claims) for one in judged if _has_more(one)]
-    return "\n\n".join([f"## {section} {_TITLES[section]}", table, *more])
+    return "\n\n".join([f"## {section} {_TITLES[section]}", judgements, *more])
 
 
 def _has_more(one: Judged) -> bool:
@@ -89,36 +94,10 @@ def _more(one: Judged, claims: Claims) -> str:
     parts = [f'<a id="{claim.name}"></a>**{claim.claim}: {one.verdict}.** {claim.reading}'.strip()]
     if one.verdict is not Verdict.REPRODUCED and claim.why:
         parts.append(claim.why)
-    met = [trial for trial in one.trials if trial.holds]
-    if met:
-        parts.append("It holds where " + ", or where ".join(_words(trial, claims) for trial in met) + ".")
+    if one.trials:
+        parts.append(outcome(one, claims))
     text = " ".join(" ".join(part.split()) for part in parts)
-    return f"{text}\n\n{_trials(one, claims)}" if one.trials else text
-
-
-def _words(trial: Trial, claims: Claims) -> str:
-    """Return the settings of a trial; those that change together one by one."""
-    return "; ".join(
-        f"{claims.words.get(name, f'`{name}`')} {_plain(value)}"
-        for name, value in spread(trial.settings).items()
-    )
-
-
-def _trials(one: Judged, claims: Claims) -> str:
-    """Return what was tried, as tables."""
-    rows = [
-        (_words(trial, claims) or "as configured", _figures(one.claim, trial.values), _yes(trial.holds))
-        for trial in one.trials
-    ]
-    return _table(("assumed", "here", "in the range"), rows)
-
-
-def _figures(claim: Claim, values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    low, high = (f"{value:.{claim.digits}f}" for value in (min(values), max(values)))
-    unit = f" {claim.unit}" if claim.unit else ""
-    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+    return "\n\n".join([text, *trial_tables(one, claims)])
 
 
 def _source(claim: Claim, claims: Claims) -> str:
@@ -138,9 +117,12 @@ def _experiments(claims: Claims, grid: Mapping[str, Any]) -> str:
         rows = grid[name]
         settings = [f"[{experiment.config}]({_CONFIGS}/{experiment.config})"]
         settings += [f"`{setting}: {value}`" for setting, value in experiment.settings.items()]
-        settings += [f"`{setting}` of {_plain(values)}" for setting, values in experiment.sweep.items()]
-        parts.append(f"### {_capital(experiment.what)}\n\n{', '.join(settings)}; {len(rows)} combinations.")
-        if len(rows) <= _MOST_GROUPS:
+        settings += [f"`{setting}` of {plain(values)}" for setting, values in experiment.sweep.items()]
+        by = "" if experiment.part == "claims" else ", by `make reproduction-sweeps`"
+        parts.append(
+            f"### {capital(experiment.what)}\n\n{', '.join(settings)}; {len(rows)} combinations{by}."
+        )
+        if experiment.part == "claims" and len(rows) <= _MOST_GROUPS:
             parts.append(_results(rows, claims))
     return "\n\n".join(parts)
 
@@ -149,13 +131,13 @@ def _results(rows: Sequence[Mapping[str, Any]], claims: Claims) -> str:
     names = list(rows[0]["settings"])
     head = [claims.words.get(name, name.split(", ")[0].rpartition(".")[2]) for name in names]
     cells = [
-        (*(_plain(row["settings"].get(name, "")) for name in names), result["strategy"], result["layout"],
+        (*(plain(row["settings"].get(name, "")) for name in names), result["strategy"], result["layout"],
          f"{result['usd_per_million_tokens']:.2f}", str(result["most_gpus"]),
          f"{1e3 * result['step_p50_s']:.1f}", f"{1e3 * result['step_p99_s']:.1f}",
          f"{100 * result['step_attainment']:.2f}", f"{100 * result['turn_attainment']:.2f}")
         for row in rows for result in row["results"]
     ]  # fmt: skip
-    return _table(
+    return table(
         (*head, "strategy", "layout", "$/Mtok", "most GPUs", "step p50 ms", "step p99 ms", "steps in SLO %",
          "tokens in SLO %"),
         cells,
@@ -165,35 +147,10 @@ def _results(rows: Sequence[Mapping[str, Any]], claims: Claims) -> str:
 def _assumptions() -> str:
     parts = ["## What is assumed", "Of every simulation; prices and their sources are in the configurations."]
     for topic, entries in groupby(assumptions(), lambda entry: entry.topic):
-        parts.append(f"### {_capital(topic)}")
-        parts.append(_table(("assumption", "from"), [(one.assumption, one.source) for one in entries]))
+        parts.append(f"### {capital(topic)}")
+        parts.append(table(("assumption", "from"), [(one.assumption, one.source) for one in entries]))
     return "\n\n".join(parts)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-
-
-def _plain(value: Any) -> str:
-    match value:
-        case bool():
-            return _yes(value)
-        case dict():
-            return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
-        case list() | tuple():
-            return ", ".join(map(_plain, value))
-        case _:
-            return str(value).removeprefix("models/").removesuffix(".yaml")
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _bold(verdict: Verdict) -> str:
     return f"**{verdict}**" if verdict is Verdict.REPRODUCED else str(verdict)
-
-
-def _capital(words: str) -> str:
-    return words[0].upper() + words[1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,16 @@ class Trial:
 
     experiment: str
     settings: dict[str, Any]
+    instead: str
+    """Words for the strategies that stand for others; of none, for those themselves."""
     values: tuple[float, ...]
-    holds: bool
+    miss: float
+    """How far the worst value is out of the claim's range, as a share of its bound; 0 where none is."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim is met."""
+        return self.miss == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,11 @@ def holds(claim: Claim, values: Sequence[float], tolerance: float) -> bool:
     The tolerance is a share of the figure; of a cut it is a share of the cost that is left, which is what was
     simulated.
     """
+    return miss(claim, values, tolerance) == 0
+
+
+def miss(claim: Claim, values: Sequence[float], tolerance: float) -> float:
+    """Return how far the worst value is out of the widened range, as a share of the bound; 0 if none is."""
     share = claim.tolerance if claim.tolerance is not None else tolerance
     is_cut = claim.simulated is not None and claim.simulated.kind == "cut"
     low, high = claim.low, claim.high
@@ -62,9 +74,11 @@ def holds(claim: Claim, values: Sequence[float], tolerance: float) -> bool:
         values = [100 - value for value in values]
         low, high = _left(claim.high), _left(claim.low)
     # An allowance for what floating point adds, so that a range may end at the figure itself.
-    least = -math.inf if low is None else low * (1 - share) - 1e-9
-    most = math.inf if high is None else high * (1 + share) + 1e-9
-    return all(least <= value <= most for value in values)
+    below = [(low * (1 - share) - 1e-9 - value) / (low or 1) for value in values] if low is not None else []
+    above = (
+        [(value - high * (1 + share) - 1e-9) / (high or 1) for value in values] if high is not None else []
+    )
+    return max(0.0, *below, *above)
 
 
 def _left(cut: float | None) -> float | None:
@@ -88,14 +102,25 @@ def _judge(claim: Claim, claims: Claims, grid: Mapping[str, Any]) -> Judged:
 
 def _trials(claim: Claim, name: str, claims: Claims, grid: Mapping[str, Any]) -> list[Trial]:
     """Return the figures under each combination of what the claim's own experiment does not sweep."""
-    assert claim.simulated is not None
-    common = grid[claim.simulated.experiment][0]["settings"]
+    figure = claim.simulated
+    assert figure is not None
+    common = grid[figure.experiment][0]["settings"]
     groups: dict[str, tuple[dict[str, Any], list[Any]]] = {}
     for row in grid[name]:
         settings = {key: value for key, value in row["settings"].items() if key not in common}
         groups.setdefault(repr(settings), (settings, []))[1].append(row)
     trials = []
+    present = {result["strategy"] for result in grid[name][0]["results"]}
     for settings, rows in groups.values():
-        values = tuple(simulated(claim.simulated, rows))
-        trials.append(Trial(name, settings, values, holds(claim, values, claims.tolerance)))
+        for words, instead in {claim.itself: {}, **claim.instead}.items():
+            replaced = figure.model_copy(
+                update={
+                    "strategy": instead.get(figure.strategy, figure.strategy),
+                    "than": tuple(instead.get(other, other) for other in figure.than),
+                }
+            )
+            if not {replaced.strategy, *replaced.than} <= present:
+                continue
+            values = tuple(simulated(replaced, rows))
+            trials.append(Trial(name, settings, words, values, miss(claim, values, claims.tolerance)))
     return trials

@@ -58,6 +58,7 @@ def workloads(draw: st.DrawFn) -> tuple[tuple[Session, ...], dict[str, Any], dic
         "think": draw(st.booleans()),
         "prefill_tokens_per_s": draw(st.sampled_from([None, 2000.0])),
         "prefix_cache": draw(st.sampled_from([None, CACHE])),
+        "least_step_s": draw(st.sampled_from([0.0, 0.03])),
     }
     return sessions, draw(arrivals), workload
 
@@ -114,37 +115,92 @@ def test_capacity_is_never_exceeded_and_tokens_are_conserved(folder: Path, name:
 @given(workload=workloads())
 def test_cost_is_the_integral_of_billed_gpus(folder: Path, name: str, workload: Any) -> None:
     sessions, coming, settings_ = workload
-    spans: dict[int, list[Any]] = {}
+    # Of each run: a fixed pool has one for every layout, and for what the sessions hold.
+    runs: list[dict[int, list[Any]]] = []
 
     class Noting(measures.Billing):
         def begin(self, hardware: str, num_gpus: int, now_s: float) -> int:
             number = super().begin(hardware, num_gpus, now_s)
-            spans[number] = [hardware, num_gpus, now_s, None]
+            runs[-1][number] = [hardware, num_gpus, now_s, None]
             return number
 
         def end(self, number: int, now_s: float) -> None:
             super().end(number, now_s)
-            spans[number][3] = now_s
+            runs[-1][number][3] = now_s
 
     with pytest.MonkeyPatch.context() as patch:
         real = world.World
-        patch.setattr(simulation, "World", lambda **fields: real(billing=Noting(), **fields))
+
+        def noted(**fields: Any) -> Any:
+            runs.append({})
+            return real(billing=Noting(), **fields)
+
+        patch.setattr(simulation, "World", noted)
         simulator = simulator_of(folder, sessions, **coming, workload=settings_)
         [strategy] = [one for one in simulator.config.strategies if one.name == name]
-        if strategy.kind == "fixed":
-            strategy = strategy.model_copy(update={"num_ranks": 1})  # one layout, so that one bill is seen
         result = simulator.run(strategy)
+    costs = [integral(spans) for spans in runs]
+    assert any(math.isclose(result.cost_usd, cost, rel_tol=1e-9, abs_tol=1e-12) for cost in costs)
+    last = [max(moment for span in spans.values() for moment in span[2:]) for spans in runs]
+    assert result.duration_s in last
+
+
+def integral(spans: dict[int, list[Any]]) -> float:
+    """Add up what is paid between any two moments at which a bill begins or ends."""
     prices = {"gpu.yaml": 2.0, "other.yaml": 1.0, "spot": 0.5}
-    # Between two moments at which a bill begins or ends, what is paid for does not change.
-    moments = sorted({moment for span in spans.values() for moment in span[2:]})
-    cost = sum(
+    moments: list[float] = sorted({moment for span in spans.values() for moment in span[2:]})
+    cost: float = sum(
         (later - moment)
         / 3600
         * sum(span[1] * prices[span[0]] for span in spans.values() if span[2] <= moment and span[3] >= later)
         for moment, later in itertools.pairwise(moments)
     )
-    assert math.isclose(result.cost_usd, cost, rel_tol=1e-9, abs_tol=1e-12)
-    assert max(moments) == result.duration_s
+    return cost
+
+
+COMING = st.sampled_from(
+    [
+        {"kind": "closed", "concurrency": 2},
+        {"kind": "closed", "concurrency": 2, "counts": "turns"},
+        {"kind": "batches", "size": 3},
+        {"kind": "poisson", "sessions_per_s": 0.05},
+        {"kind": "poisson", "sessions_per_s": 5.0},
+        {"kind": "bursts", "sessions_per_s": 0.2, "peak": 10, "burst_s": 5, "period_s": 30},
+    ]
+)
+
+
+@pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize("name", NAMES)
+@SETTINGS
+@given(
+    coming=COMING,
+    seed=st.integers(0, 99),
+    behaving=st.fixed_dictionaries(
+        {"think": st.booleans(), "least_step_s": st.sampled_from([0.0, 0.03])},
+    ),
+)
+def test_the_same_holds_of_drawn_sessions_however_they_come(
+    folder: Path, name: str, coming: dict[str, Any], seed: int, behaving: dict[str, Any]
+) -> None:
+    # Contexts of about 800 tokens, of which a node holds a few.
+    drawn = {"kind": "generator", "num_sessions": 5, "context_scale": 0.01}
+    workload = {"source": drawn, "arrivals": coming, **behaving}
+    least_step_s = behaving["least_step_s"]
+
+    def once(price: float) -> tuple[Any, int]:
+        simulator = simulator_of(folder, price=price, workload=workload, seed=seed)
+        [strategy] = [one for one in simulator.config.strategies if one.name == name]
+        return simulator.run(strategy), simulator.demand.output_tokens
+
+    result, asked = once(1.0)
+    again, _ = once(2.0)
+    assert result.output_tokens + result.refused_tokens == asked
+    assert again.cost_usd == pytest.approx(2 * result.cost_usd)
+    assert (again.duration_s, again.num_steps) == (result.duration_s, result.num_steps)
+    if result.num_steps:
+        assert result.step_p50_s >= least_step_s * 0.997  # a bin of the histogram is wider than nothing
+        assert result.duration_s >= result.num_steps / max(1, result.output_tokens) * least_step_s
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,6 +226,13 @@ def test_a_doubled_price_doubles_the_cost_and_changes_nothing_else(
         ("watched", 2, 2.0),
         ("kernelflume", 2, 2.0),
         ("leaving", 1, 2.0),
+        ("in-order", 1, 2.0),
+        ("bound", 1, 2.0),
+        ("longest", 1, 2.0),
+        ("filled", 2, 2.0),
+        ("moving", 1, 2.0),
+        ("peak", 1, 2.0),
+        ("mixed", 1, 3.0),
     ],
 )
 @SETTINGS

@@ -72,10 +72,16 @@ def test_a_scan_leaves_the_caches_and_fits_pool_and_model(is_quick: bool, max_mo
 
 def test_a_pool_too_small_to_measure_is_refused() -> None:
     assert planned(pool_bytes=128 * MIB)
-    with pytest.raises(ConfigurationError, match="--attention-node-memory"):
+    with pytest.raises(
+        ConfigurationError, match="--attention-node-memory: 64MiB is too small: 120MiB is the least"
+    ):
         planned(pool_bytes=64 * MIB)
-    with pytest.raises(ConfigurationError, match="512 tokens beside a prompt"):
+    assert planned(pool_bytes=120 * MIB)
+    with pytest.raises(
+        ConfigurationError, match="--max-model-len: 512 is too short: 528 tokens is the least"
+    ):
         planned(max_model_len=512)
+    assert planned(max_model_len=528)
 
 
 def test_a_step_is_the_mean_and_divides_as_the_medians_do() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from benchmarks.reproduction.__main__ import GRID, PAGE
-from benchmarks.reproduction.claims import Claim, Claims, Quoted, Simulated, Tabled, load_claims
+from benchmarks.reproduction.__main__ import PAGE, stored_grid
+from benchmarks.reproduction.claims import Claim, Claims, Experiment, Quoted, Simulated, Tabled, load_claims
 from benchmarks.reproduction.figures import measured, simulated
-from benchmarks.reproduction.grid import CONFIGS
+from benchmarks.reproduction.grid import CONFIGS, combinations_of, task_key, tasks_of
 from benchmarks.reproduction.page import render
-from benchmarks.reproduction.verdict import Verdict, holds, judge
+from benchmarks.reproduction.verdict import Verdict, holds, judge, miss
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.runtime.yamltext import parse_mapping
@@ -62,17 +61,17 @@ def test_every_figure_of_the_paper_has_a_row(section: str) -> None:
 
 
 def test_the_page_is_what_the_stored_rows_say() -> None:
-    claims, grid = load_claims(), json.loads(GRID.read_text())
+    claims, grid = load_claims(), stored_grid()
     page = render(claims, judge(claims, grid), grid)
     assert page == PAGE.read_text(), "run: python -m benchmarks.reproduction --render"
 
 
 def test_the_stored_rows_are_of_the_experiments_of_the_claims() -> None:
-    claims, grid = load_claims(), json.loads(GRID.read_text())
+    claims, grid = load_claims(), stored_grid()
     assert list(grid) == list(claims.experiments)
     for name, experiment in claims.experiments.items():
         fields = parse_mapping((CONFIGS / experiment.config).read_text())
-        swept = {**experiment.sweep, **({} if experiment.replaces_sweep else fields.get("sweep", {}))}
+        swept = {**({} if experiment.replaces_sweep else fields.get("sweep", {})), **experiment.sweep}
         num_rows = 1 + sum(map(len, fields.get("vary", {}).values()))
         for values in swept.values():
             num_rows *= len(values)
@@ -83,7 +82,7 @@ def test_the_stored_rows_are_of_the_experiments_of_the_claims() -> None:
 
 def test_a_miss_is_explained_and_every_claim_has_its_line() -> None:
     claims, page = load_claims(), PAGE.read_text()
-    for one in judge(claims, json.loads(GRID.read_text())):
+    for one in judge(claims, stored_grid()):
         assert one.claim.why or one.verdict is Verdict.REPRODUCED, one.claim.name
         [line] = [
             text for text in page.splitlines() if re.match(rf"\| \[?{re.escape(one.claim.claim)}[ \]]", text)
@@ -111,6 +110,8 @@ def test_all_values_have_to_be_in_the_widened_range(
 def test_a_cut_is_compared_by_the_cost_that_is_left() -> None:
     assert holds(cut(80, 85), [78.6], 0.075)
     assert not holds(cut(80, 85), [78.4], 0.075)
+    assert miss(cut(80, 85), [79, 60.0], 0.0) == pytest.approx(1.0)
+    assert miss(claim(low=10, high=20), [25.0, 12.0], 0.0) == pytest.approx(0.25)
     assert holds(cut(20, 30), [24.0], 0.0)
 
 
@@ -191,6 +192,60 @@ def test_an_assumption_is_named_where_it_alone_meets_the_claim() -> None:
     assert "It holds where `admission` peak." in page
     [missed] = judge(claims, {**grid, "open": grid["open"][:1]})
     assert missed.verdict is Verdict.MISSED
+    assert "it is 0.0, the nearest 0.0 where `admission` current." in render(claims, [missed], grid)
+
+
+def test_strategies_that_stand_for_others_have_columns_of_their_own() -> None:
+    claims = Claims.model_validate(
+        {
+            "tolerance": 0.0,
+            "tolerance_source": "a test",
+            "words": {},
+            "experiments": {
+                "base": {"config": "a.yaml", "what": "a"},
+                "open": {"config": "b.yaml", "what": "b", "assumes": "it is so", "sweep": {"pace": [1, 2]}},
+            },
+            "claims": [
+                {
+                    "name": "a", "section": "6.4", "claim": "a", "paper": "50 %", "low": 50, "high": 50,
+                    "simulated": {"experiment": "base", "kind": "cut", "than": ["other"]}, "swept": ["open"],
+                    "instead": {"dearer ones": {"other": "dearer"}, "others": {"other": "absent"}},
+                    "itself": "as they are",
+                }
+            ],
+        }
+    )  # fmt: skip
+
+    def rows(**settings: Any) -> dict[str, Any]:
+        costs = {"kernelflume": 1.0, "other": 1.25, "dearer": 2.0}
+        results = [{"strategy": name, "usd_per_million_tokens": cost} for name, cost in costs.items()]
+        return row(*results, **settings)
+
+    grid = {"base": [rows()], "open": [rows(pace=1), rows(pace=2)]}
+    [one] = judge(claims, grid)
+    assert one.verdict is Verdict.ASSUMED
+    assert [(trial.instead, trial.holds) for trial in one.trials] == 2 * [
+        ("as they are", False), ("dearer ones", True),
+    ]  # fmt: skip
+    page = render(claims, [one], grid)
+    assert "| assumed | as they are | dearer ones |" in page
+    assert "| `pace` 1 | 20.0 | **50.0** |" in page
+    assert "It holds where it is so; `pace` 1; dearer ones, or where it is so; `pace` 2; dearer ones." in page
+
+
+def test_what_experiments_share_is_run_once() -> None:
+    names = ("serverlessllm", "kernelflume")
+    alone = Experiment(config="64-end-to-end-a6000.yaml", what="a", strategies=names)
+    swept = alone.model_copy(update={"sweep": {"strategies.serverlessllm.admission": ["current", "peak"]}})
+    shared = [
+        task_key(task)
+        for experiment in (alone, swept)
+        for _, config in combinations_of(experiment)
+        for task in tasks_of(config)
+    ]
+    # Three slices: both strategies alone, one of them for the other admission, and the other one again.
+    assert len(shared) == 3 * (2 + 2 * 2)
+    assert len(set(shared)) == 3 * 3
 
 
 def test_measured_figures_are_those_of_the_files(tmp_path: Path) -> None:

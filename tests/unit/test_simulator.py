@@ -87,6 +87,23 @@ def test_steps_in_closed_form_take_what_they_take_one_by_one(
     assert engine.clock_s == pytest.approx(at_s)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_a_full_rank_is_scanned_in_the_same_time_whatever_the_number_of_ranks(
+    folder: Path, num_ranks: int
+) -> None:
+    simulator = simulator_of(folder)
+    kind = simulator.instance_kind(num_ranks)
+    engine = Engine(1, kind.steps, StepMeter(1.0))
+    shard = Shard(1, kind.capacity_tokens, kind.capacity_tokens, ways=num_ranks)
+    engine.shards.append(shard)
+    one = session(0, (kind.capacity_tokens - 10, 10))
+    engine.join(Residence(one, 0, 0.0), {shard: one.turns[0].context_tokens}, shard)
+    empty_s = kind.steps.step_s(1, 0, 1)
+    scan = simulator.kernels.scan(1, 4, 2, 64)
+    rank_bytes = one.turns[0].context_tokens * simulator.model.token_bytes / num_ranks
+    assert engine.step_s() - empty_s == pytest.approx(rank_bytes / scan.bytes_per_s)
+
+
 def test_an_event_that_is_due_already_is_refused() -> None:
     queue = EventQueue()
     queue.add(Event(1.0, EventKind.LOOK, 0))
@@ -268,7 +285,7 @@ def test_sequences_that_outgrow_an_instance_give_way_or_move(folder: Path) -> No
 def test_fixed_pools_are_as_large_as_the_mean_or_the_most(folder: Path) -> None:
     sessions = [session(number, (600 if number < 4 else 50, 300), start_s=number / 10) for number in range(9)]
     simulator = simulator_of(folder, sessions, concurrency=None)
-    mean, most = simulator.kv_demand()
+    mean, most = simulator.fixed_pools.kv_demand
     over = run(simulator, "over")
     assert 0 < mean < most <= sum(one.peak_tokens for one in sessions)
     assert over.most_gpus == math.ceil(most / simulator.rank_capacity_tokens)

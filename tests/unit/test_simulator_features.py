@@ -217,6 +217,59 @@ def test_a_batch_begins_when_the_last_one_is_over(folder: Path) -> None:
     assert result.output_tokens == sum(one.output_tokens for one in sessions)
 
 
+def test_no_step_is_shorter_than_the_pace(folder: Path) -> None:
+    sessions = [session(number, (50, 200)) for number in range(4)]
+
+    def step_s(name: str, least_step_s: float) -> float:
+        result = run(simulator_of(folder, sessions, workload={"least_step_s": least_step_s}), name)
+        assert result.output_tokens == 800
+        return result.duration_s / 200
+
+    for name in ("over", "current", "kernelflume"):
+        free_s = step_s(name, 0.0)
+        assert step_s(name, 3 * free_s) == pytest.approx(3 * free_s, rel=0.05)
+
+
+def test_ranks_that_are_filled_in_order_take_what_a_full_one_does(folder: Path) -> None:
+    simulator = simulator_of(folder)
+    capacity = simulator.rank_capacity_tokens
+    even, in_order = (simulator.instance_kind(4, 0.0, fill).steps for fill in ("even", "in_order"))
+    one = simulator.instance_kind(1).steps
+    # Of the tokens of an instance each rank is said to read a fourth.
+    for held in (0, capacity // 2, capacity, 3 * capacity, 4 * capacity):
+        scanned = one.step_s(2, min(held, capacity), 1) - one.step_s(2, 0, 1)
+        assert in_order.step_s(2, held / 4, 1) - in_order.step_s(2, 0, 1) == pytest.approx(scanned)
+    assert in_order.step_s(2, capacity, 1) == even.step_s(2, capacity, 1)
+
+
+def test_admission_by_the_longest_context_keeps_it_free_for_each_session(folder: Path) -> None:
+    # 3055 tokens an instance: two of the longest, although five of these would fit.
+    sessions = [session(number, (300, 200)) for number in range(4)] + [session(4, (1000, 200))]
+    simulator = simulator_of(folder, sessions, concurrency=4)
+    assert simulator.demand.longest_tokens == 1200
+    assert run(simulator, "current").most_gpus == 1
+    result = run(simulator, "longest")
+    assert result.most_gpus == 2
+    assert result.output_tokens == 1000
+    assert max(sample.num_running for sample in result.timeline.samples) <= 4
+
+
+def test_a_pool_for_the_longest_that_may_come_need_not_have_seen_it(folder: Path) -> None:
+    source = {
+        "kind": "generator",
+        "num_sessions": 3,
+        "maximum_context_tokens": 200_000,
+        "context_scale": 0.01,
+    }
+    simulator = simulator_of(
+        folder, workload={"source": source, "arrivals": {"kind": "closed", "concurrency": 2}}
+    )
+    assert simulator.demand.longest_tokens == 2000
+    assert max(one.peak_tokens for one in simulator.demand.sessions) < 2000
+    assert simulator.fixed_pools.pool_tokens("bound") == 2 * 2000
+    assert run(simulator, "bound").most_gpus == 2
+
+
 def test_settings_change_together_or_one_at_a_time(folder: Path) -> None:
     fields = simulator_of(folder).config.model_dump(mode="json", exclude_unset=True)
     fields["sweep"] = {"seed, tpot_slo_s": [[1, 0.1], [2, 0.2]]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -84,7 +85,8 @@ def plan_profile(
         max_model_len: most tokens of a sequence.
 
     Raises:
-        ConfigurationError: a number of rows is out of range, or the pool is too small to measure a scan.
+        ConfigurationError: a number of rows is out of range, the pool is too small to measure a scan, or
+            sequences are too short; the message names the flag and what it needs at the least.
     """
     chosen = tuple(sorted(set(rows) or (QUICK_ROWS if is_quick else DEFAULT_ROWS)))
     if chosen[0] < 1:
@@ -92,12 +94,18 @@ def plan_profile(
     least = 96 * _MIB
     wanted = least if is_quick else 256 * _MIB
     num_bytes = min(wanted, int(_POOL_SHARE * pool_bytes))
-    longest = max_model_len - _SPARE_TOKENS
-    if num_bytes < least or longest < PROMPT_TOKENS:
+    if num_bytes < least:
+        needed = math.ceil(least / _POOL_SHARE / _MIB)
         raise ConfigurationError(
-            f"--attention-node-memory: keys and values of {least // _MIB} MiB must fit {_POOL_SHARE:.0%} of "
-            f"the pool, and {_SPARE_TOKENS} tokens beside a prompt the model, to measure how fast they are "
-            "read"
+            f"--attention-node-memory: {pool_bytes / _MIB:g}MiB is too small: {needed}MiB is the least, as "
+            f"{least // _MIB} MiB of keys and values must fit {_POOL_SHARE:.0%} of it to measure how fast they "
+            "are read"
+        )
+    longest = max_model_len - _SPARE_TOKENS
+    if longest < PROMPT_TOKENS:
+        raise ConfigurationError(
+            f"--max-model-len: {max_model_len} is too short: {_SPARE_TOKENS + PROMPT_TOKENS} tokens is the "
+            "least, for a prompt and the steps that are measured after it"
         )
     num_tokens = -(-num_bytes // geometry.token_bytes)
     num_sequences = max(2 if is_quick else 4, -(-num_tokens // longest))

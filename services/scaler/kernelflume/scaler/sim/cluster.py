@@ -155,7 +155,7 @@ class Cluster(ABC):
                 num_nodes=self.num_nodes(),
                 num_running=sum(len(engine.running) for engine in engines),
                 num_waiting=len(self._waiting),
-                step_s=max((engine.step_s() for engine in engines), default=0.0),
+                step_s=max((engine.present_step_s for engine in engines), default=0.0),
             )
         )
 

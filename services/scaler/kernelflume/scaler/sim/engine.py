@@ -90,10 +90,18 @@ class Engine:
         """Return the seconds of the step after ``ahead`` more; 0 when nothing runs."""
         if not self.running:
             return 0.0
-        step = self.step + ahead
-        most = max([shard.read(step) / shard.ways for shard in self.shards])
-        num_read = len([shard for shard in self.shards if shard.base_read or shard.tails])
+        step, most, num_read = self.step + ahead, 0.0, 0
+        for shard in self.shards:  # as Shard.read, without a call: this is asked for most often of all
+            num_tails = len(shard.tails)
+            if num_tails or shard.base_read:
+                num_read += 1
+                most = max(most, (shard.base_read + num_tails * (step - shard.base_step)) / shard.ways)
         return self._model.step_s(len(self.running), most, max(1, num_read))
+
+    @property
+    def present_step_s(self) -> float:
+        """Seconds of the next step as planned; 0 when nothing runs."""
+        return self._plan[0].first_s if self._plan else self.step_s()
 
     def newest(self) -> Residence:
         """Return the running session that joined last."""

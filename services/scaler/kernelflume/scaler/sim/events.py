@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from kernelflume.core.errors import ConflictError
 
@@ -22,8 +22,7 @@ class EventKind(IntEnum):
     """The scaler looks at the pool, after all else that happens at this moment."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Event:
+class Event(NamedTuple):
     """One thing that is due. Equal times are ordered by kind, then subject, then number: all of them data."""
 
     time_s: float

@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelflume.scaler.sim.cluster import HEADROOM, Cluster
-from kernelflume.scaler.sim.engine import Engine
 from kernelflume.scaler.sim.events import Event, EventKind
-from kernelflume.scaler.sim.shards import Shard
+from kernelflume.scaler.sim.instance_fleet import InstanceFleet
 from kernelflume.scaler.sizing import FOREVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kernelflume.scaler.sim.shards import Residence
-    from kernelflume.scaler.sim.step_model import StepModel
+    from kernelflume.scaler.sim.engine import Engine
+    from kernelflume.scaler.sim.instance_kind import InstanceKind, InstanceRules
+    from kernelflume.scaler.sim.shards import Residence, Shard
     from kernelflume.scaler.sim.strategy_settings import Instances
     from kernelflume.scaler.sim.world import World
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceKind:
-    """What each instance is."""
-
-    hardware: str
-    num_ranks: int
-    """CP."""
-    gpus_per_rank: int
-    rank_capacity_tokens: int
-    token_bytes: int
-    steps: StepModel
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that an instance holds."""
-        return self.num_ranks * self.rank_capacity_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceRules:
-    """How turns are placed."""
-
-    admission: str
-    placement: str
-    migrates: bool
-    elasticity: Instances | None
-    """None for a fixed number of instances."""
-    num_instances: int
-    """At the start."""
 
 
 class InstanceCluster(Cluster):
@@ -66,12 +34,7 @@ class InstanceCluster(Cluster):
         super().__init__(world, on_turn_over)
         self._kind = kind
         self._rules = rules
-        self._bills: dict[int, int] = {}
-        """Engine number -> bill."""
-        self._starting: set[int] = set()
-        self._num_engines = 0
-        self._leaving: set[int] = set()
-        """Engines that take no more turns."""
+        self._fleet = InstanceFleet(world, self.engines, kind)
         self._spare_since_s: float | None = None
         """Since when the others would hold what the emptiest instance does."""
         self._idle_marks: dict[int, int] = {}
@@ -80,9 +43,7 @@ class InstanceCluster(Cluster):
     def start(self) -> None:
         """Begin with the instances of the start, which are ready."""
         for _ in range(self._rules.num_instances):
-            number = self._next_number()
-            self._bill(number)
-            self._begin(number)
+            self._fleet.begin(self._fleet.launch(is_billed=True))
         self.sample()
 
     def most_tokens(self) -> int:
@@ -91,7 +52,7 @@ class InstanceCluster(Cluster):
 
     def num_nodes(self) -> int:
         """Return the ranks that are billed."""
-        return len(self._bills) * self._kind.num_ranks
+        return self._fleet.num_billed * self._kind.num_ranks
 
     def place(self, residence: Residence) -> tuple[Engine, Mapping[Shard, int], Shard] | None:
         """Choose an instance with room: the one that keeps its KV, else by the rule of placement."""
@@ -100,7 +61,7 @@ class InstanceCluster(Cluster):
             return self._on(home, residence)
         sign = -1 if self._rules.placement == "emptiest" else 1
         order = sorted(
-            (engine for engine in self._taking() if engine is not home),
+            (engine for engine in self._fleet.taking() if engine is not home),
             key=lambda engine: (sign * engine.shards[0].room(engine.step), engine.number),
         )
         for engine in order:
@@ -117,7 +78,7 @@ class InstanceCluster(Cluster):
         rate, home = self._move_bytes_per_s(), self._homes.get(residence.number)
         if rate is None or home is None or self._can_stay(home, residence):
             return 0.0
-        others = [engine for engine in self._taking() if engine is not home]
+        others = [engine for engine in self._fleet.taking() if engine is not home]
         for engine in others:
             self.reach(engine)
         if not any(self._fits(engine, residence) for engine in others):
@@ -142,23 +103,19 @@ class InstanceCluster(Cluster):
         rules = self._rules.elasticity
         if rules is None:
             return
-        if self._leaving:
+        if self._fleet.leaving:
             # What was to end is needed again: that is faster than a start.
-            self._leaving.discard(min(self._leaving))
+            self._fleet.leaving.discard(min(self._fleet.leaving))
             self.changed("resumed")
             self._admit()
             return
         wanted = math.ceil(self.waiting_tokens() / self._kind.capacity_tokens)
-        self._start_more(max(1, wanted) - len(self._starting), "no_room")
+        self._start_more(max(1, wanted) - len(self._fleet.starting), "no_room")
 
     def on_capacity(self, event: Event) -> None:
         """An instance is ready, or has been empty for the time that it may be."""
-        if event.subject in self._starting:
-            self._starting.discard(event.subject)
-            rules = self._rules.elasticity
-            if rules is not None and not rules.bills_startup:
-                self._bill(event.subject)
-            self._begin(event.subject)
+        if event.subject in self._fleet.starting:
+            self._fleet.begin(event.subject)
             self.changed("started")
             self._admit()
             self._mark_idle(event.subject)
@@ -175,12 +132,12 @@ class InstanceCluster(Cluster):
             return FOREVER_S
         for engine in list(self.engines.values()):
             self.reach(engine)
-        for number in sorted(self._leaving):
+        for number in sorted(self._fleet.leaving):
             self._stop_if_done(self.engines[number])
-        capacity = sum(engine.capacity_tokens for engine in self._taking())
+        capacity = sum(engine.capacity_tokens for engine in self._fleet.taking())
         held = sum(engine.held_tokens for engine in self.engines.values())
         slowest_s = max((engine.step_s() for engine in self.engines.values()), default=0.0)
-        if not self._starting:
+        if not self._fleet.starting:
             if rules.trigger_utilisation is not None and held > rules.trigger_utilisation * capacity:
                 self._start_more(1, "utilisation")
             elif rules.trigger_step_s is not None and slowest_s > rules.trigger_step_s:
@@ -192,7 +149,11 @@ class InstanceCluster(Cluster):
     def _let_leave(self, held: int, capacity: int, rules: Instances) -> None:
         """Let the emptiest instance take no more turns once the others would have done for long enough."""
         left = capacity - self._kind.capacity_tokens
-        spare = len(self._taking()) > rules.minimum_instances and not self._starting and not self._waiting
+        spare = (
+            len(self._fleet.taking()) > rules.minimum_instances
+            and not self._fleet.starting
+            and not self._waiting
+        )
         if not spare or held > (rules.scale_in_utilisation or 1.0) * left:
             self._spare_since_s = None
             return
@@ -201,24 +162,20 @@ class InstanceCluster(Cluster):
         if self.now_s - self._spare_since_s < rules.scale_in_idle_s:
             return
         self._spare_since_s = None
-        emptiest = min(self._taking(), key=lambda engine: (engine.held_tokens, -engine.number))
-        self._leaving.add(emptiest.number)
+        emptiest = min(self._fleet.taking(), key=lambda engine: (engine.held_tokens, -engine.number))
+        self._fleet.leaving.add(emptiest.number)
         self.changed("leaving")
         self._stop_if_done(emptiest)
 
     def on_released(self, engine: Engine) -> None:
         """Begin to count the time that an instance is empty; one that leaves ends at once."""
-        if engine.number in self._leaving:
+        if engine.number in self._fleet.leaving:
             self._stop_if_done(engine)
         elif engine.number in self.engines:
             self._mark_idle(engine.number)
 
-    def _taking(self) -> list[Engine]:
-        """Return the instances that take turns."""
-        return [engine for engine in self.engines.values() if engine.number not in self._leaving]
-
     def _can_stay(self, home: Engine, residence: Residence) -> bool:
-        stays = residence.number in home.idle and home.number not in self._leaving
+        stays = residence.number in home.idle and home.number not in self._fleet.leaving
         return stays and self._fits(home, residence)
 
     def _move_bytes_per_s(self) -> float | None:
@@ -227,10 +184,10 @@ class InstanceCluster(Cluster):
         return rate * 1e9 if rate is not None else None
 
     def _fits(self, engine: Engine, residence: Residence) -> bool:
-        if self._rules.admission == "peak":
+        if self._rules.admission != "current":
             others = [*engine.running.values(), *engine.idle.values()]
-            peaks = sum(other.session.peak_tokens for other in others if other is not residence)
-            return peaks + residence.session.peak_tokens <= engine.capacity_tokens
+            reserved = sum(self._reserved(other) for other in others if other is not residence)
+            return reserved + self._reserved(residence) <= engine.capacity_tokens
         headroom = int(HEADROOM * engine.capacity_tokens) if engine.running else 1
 
         def lacks() -> bool:
@@ -243,13 +200,19 @@ class InstanceCluster(Cluster):
                 return False
         return True
 
+    def _reserved(self, residence: Residence) -> int:
+        """Return the tokens that are kept free for a session, where admission is not by what it holds."""
+        if self._rules.admission == "peak":
+            return residence.session.peak_tokens
+        return min(self._rules.longest_tokens, self._kind.capacity_tokens)
+
     def _on(self, engine: Engine, residence: Residence) -> tuple[Engine, Mapping[Shard, int], Shard]:
         [shard] = engine.shards
         return engine, {shard: residence.context_tokens - residence.held(0)}, shard
 
     def _move(self, engine: Engine, residence: Residence) -> bool:
         """Move a running session to another instance with room."""
-        for other in self._taking():
+        for other in self._fleet.taking():
             if other is engine:
                 continue
             self.reach(other)
@@ -273,29 +236,10 @@ class InstanceCluster(Cluster):
         rules = self._rules.elasticity
         if rules is None:
             return
-        present = len(self.engines) + len(self._starting)
-        for _ in range(min(count, rules.maximum_instances - present)):
-            number = self._next_number()
-            self._starting.add(number)
-            if rules.bills_startup:
-                self._bill(number)
+        for _ in range(min(count, rules.maximum_instances - self._fleet.num_present)):
+            number = self._fleet.launch(is_billed=rules.bills_startup)
             self.changed(reason)
             self.world.queue.add(Event(self.now_s + rules.startup_s, EventKind.CAPACITY, number))
-
-    def _next_number(self) -> int:
-        self._num_engines += 1
-        return self._num_engines
-
-    def _bill(self, number: int) -> None:
-        num_gpus = self._kind.num_ranks * self._kind.gpus_per_rank
-        self._bills[number] = self.world.billing.begin(self._kind.hardware, num_gpus, self.now_s)
-
-    def _begin(self, number: int) -> None:
-        engine = Engine(number, self._kind.steps, self.world.meter)
-        engine.clock_s = self.now_s
-        capacity = self._kind.capacity_tokens
-        engine.shards.append(Shard(number, capacity, capacity, ways=self._kind.num_ranks))
-        self.engines[number] = engine
 
     def _mark_idle(self, number: int) -> None:
         rules = self._rules.elasticity
@@ -320,13 +264,11 @@ class InstanceCluster(Cluster):
             return
         if engine.idle and self._move_bytes_per_s() is not None:
             return  # their next turns fetch it
-        self._leaving.discard(engine.number)
         for residence in list(engine.idle.values()):
             engine.drop(residence)
             self._homes.pop(residence.number, None)
         self._stop(engine, "left")
 
     def _stop(self, engine: Engine, reason: str) -> None:
-        self.world.billing.end(self._bills.pop(engine.number), self.now_s)
-        del self.engines[engine.number]
+        self._fleet.stop(engine)
         self.changed(reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import ConfigurationError
@@ -10,12 +9,20 @@ from kernelflume.scaler.sim.attention_nodes import PoolKind
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
 from kernelflume.scaler.sim.course import Course
 from kernelflume.scaler.sim.events import EventQueue
-from kernelflume.scaler.sim.instances import InstanceCluster, InstanceKind, InstanceRules
+from kernelflume.scaler.sim.fixed_pools import FixedPools
+from kernelflume.scaler.sim.instance_kind import InstanceKind, InstanceRules
+from kernelflume.scaler.sim.instances import InstanceCluster
 from kernelflume.scaler.sim.kernels import kernels_of
 from kernelflume.scaler.sim.prefix_cache import PrefixCache
 from kernelflume.scaler.sim.profiles import load_hardware, load_model
 from kernelflume.scaler.sim.result import summarize
-from kernelflume.scaler.sim.step_model import DisaggregatedSteps, Exchange, InstanceSteps, WeightRank
+from kernelflume.scaler.sim.step_model import (
+    DisaggregatedSteps,
+    Exchange,
+    InstanceSteps,
+    PacedSteps,
+    WeightRank,
+)
 from kernelflume.scaler.sim.strategy_settings import Fixed, Instances, KernelFlume
 from kernelflume.scaler.sim.workload import build_demand
 from kernelflume.scaler.sim.world import World
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from kernelflume.scaler.sim.result import Result
     from kernelflume.scaler.sim.shards import Residence
     from kernelflume.scaler.sim.step_model import StepModel
-    from kernelflume.scaler.sim.strategy_settings import Strategy
+    from kernelflume.scaler.sim.strategy_settings import RankFill, Strategy
 
 _WEIGHT_EXCHANGE_S = 7e-6
 """What an exchange costs the weight node where it does not wait, measured on two H200 (docs/gpu.md)."""
@@ -74,6 +81,7 @@ class Simulator:
             config.tensor_parallel * (self.hardware.memory_bytes - weights - config.reserve_gb * 1e9)
         )
         self._rows = self.demand.concurrency or 32
+        self.fixed_pools = FixedPools(self)
 
     def run(self, strategy: Strategy, progress: Callable[[float], None] | None = None) -> Result:
         """Run one strategy.
@@ -84,19 +92,22 @@ class Simulator:
         """
         match strategy:
             case Fixed():
-                return self._fixed(strategy, progress)
+                return self.fixed_pools.best(strategy, progress)
             case Instances():
-                kind = self._instance_kind(strategy.ranks_per_instance, strategy.merge_latency_s)
+                kind = self.instance_kind(
+                    strategy.ranks_per_instance, strategy.merge_latency_s, strategy.rank_fill
+                )
                 rules = InstanceRules(
                     admission=strategy.admission,
                     placement=strategy.placement,
                     migrates=strategy.migrates,
                     elasticity=self._with_loading(strategy),
                     num_instances=strategy.minimum_instances,
+                    longest_tokens=self.demand.longest_tokens,
                 )
                 looks_s = 1.0 if strategy.needs_looks else None
                 layout = f"instances of CP {strategy.ranks_per_instance}"
-                return self._run(
+                return self.run_cluster(
                     strategy.name,
                     layout,
                     lambda world, over: InstanceCluster(world, over, kind, rules),
@@ -105,7 +116,7 @@ class Simulator:
                 )
             case KernelFlume():
                 pool = self.pool_kind(strategy)
-                return self._run(
+                return self.run_cluster(
                     strategy.name,
                     f"{strategy.weight_nodes} W ({self.config.hardware}) + A ({pool.attention_price})",
                     lambda world, over: AttentionPoolCluster(world, over, pool),
@@ -160,7 +171,7 @@ class Simulator:
             )
             // strategy.replicas,
             token_bytes=self.model.token_bytes,
-            steps=steps,
+            steps=self._paced(steps),
             profile=steps.profile(rows=self._rows, prewarm_s=strategy.prewarm_s),
             policy=policy,
             prewarm_s=strategy.prewarm_s,
@@ -172,80 +183,7 @@ class Simulator:
             seed=config.seed,
         )
 
-    def kv_demand(self) -> tuple[float, int]:
-        """Return the mean and the most tokens held on a pool without bounds, whose ranks are always full.
-
-        A pool of full ranks attends at the pace of one of them.
-        """
-        steps = self._instance_kind(1).steps
-        unbounded = _FullRanks(steps, self.rank_capacity_tokens)
-        capacity = max(1, sum(session.peak_tokens for session in self.demand.sessions))
-        kind = InstanceKind(
-            hardware=self.config.hardware,
-            num_ranks=1,
-            gpus_per_rank=0,
-            rank_capacity_tokens=2 * capacity,
-            token_bytes=self.model.token_bytes,
-            steps=unbounded,
-        )
-        rules = InstanceRules(
-            admission="current", placement="emptiest", migrates=False, elasticity=None, num_instances=1
-        )
-        timeline = self._run(
-            "demand", "", lambda world, over: InstanceCluster(world, over, kind, rules), None, None
-        ).timeline
-        return timeline.mean_held_tokens, max(sample.held_tokens for sample in timeline.samples)
-
-    def pool_tokens(self, size_for: str) -> float:
-        """Return the tokens that a fixed pool is to hold, by a rule of ``Fixed.size_for``."""
-        if size_for == "longest":
-            concurrency = self.demand.concurrency or len(self.demand.sessions)
-            peaks = sorted((session.peak_tokens for session in self.demand.sessions), reverse=True)
-            return float(sum(peaks[:concurrency]))
-        mean, most = self.kv_demand()
-        return mean if size_for == "average" else most
-
-    def _fixed(self, strategy: Fixed, progress: Callable[[float], None] | None) -> Result:
-        """Run every DP x CP of the ranks and return the best: most tokens in time, then the cheapest."""
-        num_ranks = strategy.num_ranks
-        if num_ranks is None:
-            num_ranks = max(1, math.ceil(self.pool_tokens(strategy.size_for) / self.rank_capacity_tokens))
-        layouts = [ways for ways in range(1, num_ranks + 1) if num_ranks % ways == 0]
-        results = []
-        for index, ways in enumerate(layouts):
-            kind = self._instance_kind(ways, strategy.merge_latency_s)
-            rules = InstanceRules(
-                admission=strategy.admission,
-                placement="emptiest",
-                migrates=strategy.migrates,
-                elasticity=None,
-                num_instances=num_ranks // ways,
-            )
-
-            def told(share: float, index: int = index) -> None:
-                if progress is not None:
-                    progress((index + share) / len(layouts))
-
-            def build(
-                world: World,
-                over: Callable[[Residence, float], bool],
-                kind: InstanceKind = kind,
-                rules: InstanceRules = rules,
-            ) -> Cluster:
-                return InstanceCluster(world, over, kind, rules)
-
-            layout = f"DP {num_ranks // ways} x CP {ways}"
-            results.append(self._run(strategy.name, layout, build, None, told))
-        return min(
-            results,
-            key=lambda result: (
-                result.refused_tokens,
-                -round(result.turn_attainment, 4),
-                result.usd_per_million_tokens,
-            ),
-        )
-
-    def _run(
+    def run_cluster(
         self,
         name: str,
         layout: str,
@@ -253,6 +191,15 @@ class Simulator:
         look_s: float | None,
         progress: Callable[[float], None] | None,
     ) -> Result:
+        """Run the cluster that ``build`` makes.
+
+        Args:
+            name: of the strategy.
+            layout: for people.
+            build: makes it, of the world and what is to be told of each turn that ended.
+            look_s: between two looks of its scaler; None if it has none.
+            progress: told the share that is done, from time to time.
+        """
         workload = self.config.workload
         world = World(
             queue=EventQueue(),
@@ -281,29 +228,29 @@ class Simulator:
     def _kernels(self, hardware: Hardware) -> Kernels:
         return kernels_of(hardware, self._tables, self.config.weight_dtype_bytes)
 
-    def _instance_kind(self, num_ranks: int, merge_latency_s: float = 0.0) -> InstanceKind:
+    def instance_kind(
+        self, num_ranks: int, merge_latency_s: float = 0.0, rank_fill: RankFill = "even"
+    ) -> InstanceKind:
+        """Return what an instance of so many ranks is."""
+        steps = InstanceSteps(
+            self._rank,
+            num_ranks=num_ranks,
+            link=self.config.link,
+            merge_latency_s=merge_latency_s,
+            full_tokens=self.rank_capacity_tokens if rank_fill == "in_order" else None,
+        )
         return InstanceKind(
             hardware=self.config.hardware,
             num_ranks=num_ranks,
             gpus_per_rank=self.config.tensor_parallel,
             rank_capacity_tokens=self.rank_capacity_tokens,
             token_bytes=self.model.token_bytes,
-            steps=InstanceSteps(
-                self._rank, num_ranks=num_ranks, link=self.config.link, merge_latency_s=merge_latency_s
-            ),
+            steps=self._paced(steps),
         )
+
+    def _paced(self, steps: StepModel) -> StepModel:
+        least_s = self.config.workload.least_step_s
+        return PacedSteps(steps, least_s) if least_s else steps
 
     def _tokens(self, num_bytes: float) -> int:
         return int(num_bytes / self.model.token_bytes)
-
-
-class _FullRanks:
-    """Steps of a pool that is as large as need be: none of its ranks reads more than it can hold."""
-
-    def __init__(self, steps: StepModel, most_tokens: int) -> None:
-        self._steps = steps
-        self._most_tokens = most_tokens
-
-    def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:
-        """Return T_step."""
-        return self._steps.step_s(rows, min(most_read_tokens, self._most_tokens), num_shards)

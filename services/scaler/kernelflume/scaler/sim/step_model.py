@@ -33,7 +33,7 @@ class StepModel(Protocol):
 
         Args:
             rows: sequences that decode.
-            most_read_tokens: tokens that the shard with the most reads.
+            most_read_tokens: tokens that the shard with the most reads, of one of its ranks.
             num_shards: places that hold KV.
         """
         ...
@@ -101,7 +101,15 @@ class WeightRank:
 class InstanceSteps:
     """Steps of a full instance of context-parallel ranks: all compute all rows, and share the KV evenly."""
 
-    def __init__(self, rank: WeightRank, *, num_ranks: int, link: str, merge_latency_s: float) -> None:
+    def __init__(
+        self,
+        rank: WeightRank,
+        *,
+        num_ranks: int,
+        link: str,
+        merge_latency_s: float,
+        full_tokens: int | None = None,
+    ) -> None:
         """Build the model.
 
         Args:
@@ -109,7 +117,9 @@ class InstanceSteps:
             num_ranks: that share the KV.
             link: over which they exchange partial attention.
             merge_latency_s: of such an exchange in one layer, without its bytes.
+            full_tokens: of a rank, where they are filled one after another; None where they share evenly.
         """
+        self._full_tokens = full_tokens
         self._merge_latency_s = merge_latency_s if num_ranks > 1 else 0.0
         self._rank = rank
         self._num_ranks = num_ranks
@@ -117,21 +127,23 @@ class InstanceSteps:
         self._cache: dict[int, tuple[float, float]] = {}
 
     def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:  # noqa: ARG002 - one shard
-        """Return T_step; the one shard of an instance lies evenly on its ranks."""
+        """Return T_step; of the one shard of an instance each rank reads ``most_read_tokens``."""
         if rows not in self._cache:
             self._cache[rows] = self._line(rows)
         fixed_s, token_s = self._cache[rows]
+        if self._full_tokens is not None:
+            most_read_tokens = min(self._num_ranks * most_read_tokens, self._full_tokens)
         return fixed_s + token_s * most_read_tokens
 
     def _line(self, rows: int) -> tuple[float, float]:
-        """Return seconds of a step without KV, and seconds a token read."""
+        """Return seconds of a step without KV, and seconds a token that each rank reads."""
         rank, model = self._rank, self._rank.model
         times, ways = rank.times(rows), rank.tensor_parallel
         scan = scan_line(rank.kernels, model, rows, ways)
         partial_bytes = rows * model.num_query_heads * model.head_dim / ways * 2
         merge_s = self._merge_latency_s + rank.kernels.ring_s(self._num_ranks, partial_bytes, self._link)
         layer_s = times.projection_s + times.post_attention_s + scan.start_s + merge_s
-        token_s = model.token_bytes / (ways * self._num_ranks * scan.bytes_per_s)
+        token_s = model.token_bytes / (ways * scan.bytes_per_s)
         return times.overhead_s + model.num_layers * layer_s, token_s
 
 
@@ -146,6 +158,20 @@ class Exchange:
     query_first: bool
     weight_exchange_s: float
     """What each exchange costs the weight node itself where it does not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One layer of one microbatch: seconds, but for what the tokens add."""
+
+    weight_s: float
+    start_s: float
+    """Of attention over nothing."""
+    token_s: float
+    """Of attention, for each token of the fullest node."""
+    exchange_s: float
+    overhead_s: float
+    """Of the whole step."""
 
 
 class DisaggregatedSteps:
@@ -181,6 +207,7 @@ class DisaggregatedSteps:
         self._exchange = exchange
         self._microbatches = tuple(sorted(microbatches))
         self._cache: dict[tuple[float, int], tuple[float, ScanLine, float]] = {}
+        self._parts: dict[tuple[int, int, int], _Part] = {}
 
     def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:
         """Return T_step of the fastest number of microbatches."""
@@ -192,23 +219,36 @@ class DisaggregatedSteps:
 
     def step_in_s(self, rows: int, most_read_tokens: float, num_shards: int, count: int) -> float:
         """Return T_step in ``count`` microbatches of each weight node."""
-        model, num_parts = self._rank.model, count * self._weight_nodes
-        weight_s, scan, exchange_s = self._stage(rows / num_parts, num_shards)
-        layer_bytes = (
-            most_read_tokens * model.token_bytes / (model.num_layers * num_parts * self._attention_gpus)
-        )
+        num_layers, num_parts = self._rank.model.num_layers, count * self._weight_nodes
+        part = self._part(rows, num_shards, count)
         stages = StageTimes(
-            weight_s=weight_s,
-            attention_s=scan.start_s + layer_bytes / scan.bytes_per_s,
-            exchange_s=exchange_s,
+            weight_s=part.weight_s,
+            attention_s=part.start_s + part.token_s * most_read_tokens,
+            exchange_s=part.exchange_s,
             weight_exchange_s=self._exchange.weight_exchange_s,
         )
-        overhead_s = self._rank.times(rows / self._weight_nodes).overhead_s
-        alone_s = pipeline.step_s(stages, count, num_layers=model.num_layers, overhead_s=overhead_s)
+        alone_s = pipeline.step_s(stages, count, num_layers=num_layers, overhead_s=part.overhead_s)
         if self._weight_nodes == 1:
             return alone_s
         # Attention nodes serve the parts of all weight nodes one after another: they may set the pace.
-        return max(alone_s, overhead_s + model.num_layers * num_parts * stages.attention_s + weight_s)
+        serving_s = num_layers * num_parts * stages.attention_s
+        return max(alone_s, part.overhead_s + serving_s + part.weight_s)
+
+    def _part(self, rows: int, num_shards: int, count: int) -> _Part:
+        """Return what does not change with the tokens, of one microbatch and layer."""
+        key = (rows, num_shards, count)
+        if key not in self._parts:
+            model, num_parts = self._rank.model, count * self._weight_nodes
+            weight_s, scan, exchange_s = self._stage(rows / num_parts, num_shards)
+            divided = model.num_layers * num_parts * self._attention_gpus
+            self._parts[key] = _Part(
+                weight_s=weight_s,
+                start_s=scan.start_s,
+                token_s=model.token_bytes / (divided * scan.bytes_per_s),
+                exchange_s=exchange_s,
+                overhead_s=self._rank.times(rows / self._weight_nodes).overhead_s,
+            )
+        return self._parts[key]
 
     def profile(self, *, rows: int, prewarm_s: float) -> PerformanceProfile:
         """Return the same figures in the form that the live policy reads.
@@ -262,6 +302,19 @@ class DisaggregatedSteps:
                 exchange_s,
             )
         return self._cache[key]
+
+
+class PacedSteps:
+    """Steps of which none takes less than the pace that is asked for."""
+
+    def __init__(self, steps: StepModel, least_s: float) -> None:
+        """Take at least ``least_s`` seconds."""
+        self._steps = steps
+        self._least_s = least_s
+
+    def step_s(self, rows: int, most_read_tokens: float, num_shards: int) -> float:
+        """Return T_step."""
+        return max(self._least_s, self._steps.step_s(rows, most_read_tokens, num_shards))
 
 
 def scan_line(kernels: Kernels, model: Model, rows: float, num_gpus: int) -> ScanLine:

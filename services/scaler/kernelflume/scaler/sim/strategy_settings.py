@@ -12,19 +12,27 @@ from kernelflume.scaler.sim.section import Count, Positive, Seconds, Section, Sh
 MERGE_LATENCY_S = 22e-6
 """One exchange of queries and partial attention, measured on two H200 of one host (docs/gpu.md)."""
 
+Admission = Literal["current", "peak", "longest"]
+"""A turn needs room for its prompt; or for all that its session will ever hold, and others likewise; or for
+the longest context that any may have, and at most one instance."""
+RankFill = Literal["even", "in_order"]
+"""Ranks of one instance hold equal parts of each sequence; or are filled one after another, like attention
+nodes, so that a step takes what a full rank does."""
+
 
 class Fixed(Section):
     """A pool of weight-bearing ranks of a fixed number (paper section 6.4)."""
 
     kind: Literal["fixed"]
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
-    size_for: Literal["average", "maximum", "longest"] = "maximum"
+    size_for: Literal["average", "maximum", "longest", "bound"] = "maximum"
     """Ranks are as many as hold the mean, or the most, KV of the workload on an unbounded pool; or the
-    longest sessions of the workload, as many as are open together, each at its end: the worst that can be."""
+    longest sessions of the workload, as many as are open together, each at its end; or as many sessions as
+    long as any may be (``maximum_context_tokens``): the worst that can come."""
     num_ranks: Count | None = None
     """So many ranks instead."""
-    admission: Literal["current", "peak"] = "current"
-    """A turn needs room for its prompt, or for all it will ever hold."""
+    admission: Admission = "current"
+    rank_fill: RankFill = "even"
     migrates: bool = False
     """A sequence that outgrows its instance moves to another with room; false recomputes it later."""
     merge_latency_s: Seconds = MERGE_LATENCY_S
@@ -50,7 +58,8 @@ class Instances(Section):
     in any case."""
     trigger_step_s: Positive | None = None
     """Start one more when a step of any instance takes longer; unset: steps do not matter."""
-    admission: Literal["current", "peak"] = "current"
+    admission: Admission = "current"
+    rank_fill: RankFill = "even"
     placement: Literal["emptiest", "fullest"] = "emptiest"
     """Among instances with room: the one with the most of it, or with the least, so that others may end."""
     migrates: bool = False

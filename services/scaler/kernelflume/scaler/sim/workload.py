@@ -40,6 +40,14 @@ class Demand:
     num_left_out: int = 0
     """Sessions of the trace that are longer than may be."""
 
+    bound_tokens: int = 0
+    """The longest context that the source could have drawn; 0 where it is not known."""
+
+    @property
+    def longest_tokens(self) -> int:
+        """The longest context that any session may have, whether it was drawn or not."""
+        return self.bound_tokens or max((session.peak_tokens for session in self.sessions), default=0)
+
     @property
     def output_tokens(self) -> int:
         """All that is to be decoded."""
@@ -77,7 +85,15 @@ def build_demand(workload: Workload, *, folder: Path, seed: int) -> Demand:
         concurrency=concurrency,
         admits=admits,
         num_left_out=num_left_out,
+        bound_tokens=_bound_tokens(workload),
     )
+
+
+def _bound_tokens(workload: Workload) -> int:
+    source = workload.source
+    if isinstance(source, GeneratorSource):
+        return round(source.maximum_context_tokens * source.context_scale)
+    return 0
 
 
 def _times(arrivals: Arrivals, sessions: Sequence[Session], random: np.random.Generator) -> list[float]:

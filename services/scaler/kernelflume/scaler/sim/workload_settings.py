@@ -122,6 +122,9 @@ class Workload(Section):
 
     source: Source = GeneratorSource()
     arrivals: Arrivals = ClosedArrivals()
+    least_step_s: Seconds = 0.0
+    """No step takes less, as where clients read no faster: all strategies then decode at one pace, and cost
+    is a matter of GPUs alone; 0: each as fast as it can."""
     keep_between_turns: bool = True
     """KV of a session stays where it is while the client thinks; false drops it after each turn."""
     think: bool = False
