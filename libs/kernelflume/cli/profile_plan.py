@@ -98,8 +98,8 @@ def plan_profile(
         needed = math.ceil(least / _POOL_SHARE / _MIB)
         raise ConfigurationError(
             f"--attention-node-memory: {pool_bytes / _MIB:g}MiB is too small: {needed}MiB is the least, as "
-            f"{least // _MIB} MiB of keys and values must fit {_POOL_SHARE:.0%} of it to measure how fast they "
-            "are read"
+            f"{least // _MIB} MiB of keys and values must fit {_POOL_SHARE:.0%} of it to measure how fast "
+            "they are read"
         )
     longest = max_model_len - _SPARE_TOKENS
     if longest < PROMPT_TOKENS:
