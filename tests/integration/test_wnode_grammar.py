@@ -177,10 +177,11 @@ async def test_whoever_gives_up_leaves_no_answer_behind(compiler: GrammarCompile
 
 
 async def test_what_was_given_up_while_it_was_compiled_is_kept(compiler: GrammarCompiler) -> None:
-    grammar = Grammar(GrammarKind.REGEX, "kept")
+    grammar = Grammar(GrammarKind.REGEX, "asked for by nobody else")
     given_up = asyncio.create_task(compiler.compile(grammar, ""))
-    while not compiler._turns._working:  # noqa: ASYNC110 - within a few turns of the loop
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while not compiler._turns._working:  # noqa: ASYNC110 - within a few turns of the loop
+            await asyncio.sleep(0)
     given_up.cancel()
     await compiler.compile(Grammar(GrammarKind.REGEX, "other"), "")  # a tenant's come one after another
     assert compiler._cached(grammar)
