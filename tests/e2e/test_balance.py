@@ -76,11 +76,15 @@ async def test_sessions_move_from_a_crowded_node_with_the_same_tokens_and_nothin
     await stack.wait_serving(2)
     # Sessions that nobody knows go to the node with the fewest tokens: two to each, and there they stay.
     expected, num_expected = await stream_all(stack, "abcd", "even")
-    assert await moves(stack) == {}
+    # Only where one node is done with both of its own may it take one of the other's.
+    num_even = sum((await moves(stack)).values())
+    assert num_even <= 1
     assert num_expected == len(SAMPLINGS) * (len(PROMPT) + NUM_TOKENS - 1)
-    # Of one session's four two move.
+    # Of one session's four two move, and one more if a node is done with its own before the other.
     told, num_told = await stream_all(stack, "ssss", "crowded")
     assert told == expected
     assert num_told == num_expected
-    assert await moves(stack) == {("moved", "more_requests"): 2}
+    found = await moves(stack)
+    assert set(found) == {("moved", "more_requests")}
+    assert found["moved", "more_requests"] - num_even in {2, 3}
     await stack.wait_baseline()

@@ -71,7 +71,7 @@ def test_what_cannot_be_had_is_said_before_anything_starts(tmp_path: Path) -> No
     assert unwritable.stderr.startswith("kernelflume: --output: cannot write")
     small = profile("--attention-node-memory", "16MiB", "--output", str(tmp_path / "profile.json"))
     assert small.returncode == 2
-    assert "--attention-node-memory: keys and values of 96 MiB" in small.stderr
+    assert "--attention-node-memory: 16MiB is too small: 120MiB is the least" in small.stderr
     assert not (tmp_path / "profile.json").exists()
     assert profile("--rows", "1,x").returncode == 2
 

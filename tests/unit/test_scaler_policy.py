@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.table_entries import entry
+from tests.unit.test_performance_profile import PROFILE
 
 from kernelflume.core.leases import LeaseRecord, NodeKind, NodeLoad
 from kernelflume.core.routing import NodeState, RoutingSnapshot
@@ -208,13 +209,18 @@ def test_one_node_is_always_left(count: int, chosen: tuple[str, ...]) -> None:
     assert choose_victims([entry("a")], {}, count) == ()
 
 
-@pytest.mark.parametrize(("initial", "prewarm_s"), [(0, 0.0), (1, 8.0)])
-def test_the_first_nodes_of_all_teach_no_prewarm(initial: int, prewarm_s: float) -> None:
+@pytest.mark.parametrize(
+    ("initial", "profiled_s", "prewarm_s"), [(0, 0.5, 0.0), (1, 0.5, 8.0), (0, 0.0, 8.0), (1, 0.0, 8.0)]
+)
+def test_the_first_nodes_of_all_teach_no_prewarm_where_it_is_known(
+    initial: int, profiled_s: float, prewarm_s: float
+) -> None:
     """They wait for the weight node that loads its model; one that joins others does not."""
+    settings = replace(SETTINGS, profile=replace(PROFILE, prewarm_s=profiled_s))
     operation = Operation.begin("op", target=initial + 1, initial=initial, now_s=100.0)
     for event in ("launched", "prepared", "publish", "published"):
         operation = operation.after(OperationEvent(event), now_s=108.0, reason="")
     assert operation.prewarm_s == 8.0
-    state = after_own(PolicyState(), SETTINGS, operation, overtaken=False, now_s=108.0)
+    state = after_own(PolicyState(), settings, operation, overtaken=False, now_s=108.0)
     assert state.sizing.prewarm_s == prewarm_s
     assert state.sizing.changed_at_s == 108.0

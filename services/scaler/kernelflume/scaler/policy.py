@@ -245,9 +245,11 @@ def after_own(
         overtaken: it gave up because the pool changed under it.
         now_s: the present time.
     """
-    # The first nodes of all wait for a weight node that is still loading its model: how long that takes says
-    # nothing about a node that is added to others.
-    grew = operation.result is Result.SUCCEEDED and operation.target > operation.initial > 0
+    grew = operation.result is Result.SUCCEEDED and operation.target > operation.initial
+    # The first nodes of all wait for a weight node that is still loading its model: a profile knows better
+    # what a node takes that is added to others. Without one it is all that is known.
+    is_profiled = settings.profile is not None and settings.profile.prewarm_s > 0
+    grew = grew and (operation.initial > 0 or not is_profiled)
     sizing = after_change(state.sizing, now_s=now_s, prewarm_s=operation.prewarm_s if grew else None)
     is_given_up = is_automatic(state, settings, now_s=now_s) or operation.result is Result.CANCELLED
     if operation.rolled_back and not overtaken and is_given_up:
