@@ -12,9 +12,8 @@ import threading
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -166,7 +165,8 @@ def _any_of(texts: Sequence[str]) -> str:
     alternatives: list[str] = []
     for _, alike in groupby(texts, key=itemgetter(0)):
         group = list(alike)
-        common = commonprefix([group[0], group[-1]])
+        first_and_last = zip(group[0], group[-1], strict=False)
+        common = "".join(char for char, other in takewhile(lambda both: both[0] == both[1], first_and_last))
         rests = [text[len(common) :] for text in group]
         if len(rests) == 1:
             alternatives.append(re.escape(common))
