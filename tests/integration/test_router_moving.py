@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tests.router_parts import (
     UNCOMPILABLE,
+    WAIT_S,
     Event,
     counting,
     eventually,
@@ -20,7 +21,11 @@ from tests.router_parts import (
 )
 
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
+from kernelflume.router.progress import ProgressWatch
+from kernelflume.router.weightnodes import WeightNode
+from kernelflume.rpc.channel import PLAINTEXT
 from kernelflume.rpc.v1 import wnode_pb2
+from kernelflume.runtime.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -249,6 +254,24 @@ async def test_a_node_that_is_to_end_loses_requests_that_the_target_cannot_prepa
         await drain(source)
         assert await asking == EXPECTED
         assert await outcomes(client) == {("moved", "asked_away"): 1}
+
+
+async def test_a_target_that_leaves_while_it_compiles_is_one_that_cannot(folder: Path) -> None:
+    preparation = wnode_pb2.PrepareGrammarRequest(tenant="t")
+    clock = MonotonicClock()
+    async with weight_node(folder, counting(), node_id="w-1") as scripted:
+        scripted.may_prepare.clear()
+        node = WeightNode(scripted.address, PLAINTEXT, ProgressWatch(clock, WAIT_S), clock)
+        asking = asyncio.create_task(node.prepare(preparation, timeout_s=WAIT_S))
+        given_up = asyncio.create_task(node.prepare(preparation, timeout_s=WAIT_S))
+        await scripted.wait(lambda: len(scripted.prepared) == 2)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        await node.close()
+        assert await asking is False  # whoever asked goes on
+        assert await node.prepare(preparation, timeout_s=WAIT_S) is False
+        scripted.may_prepare.set()
 
 
 async def test_the_node_that_a_divided_request_goes_on_at_compiles_meanwhile(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -234,6 +235,33 @@ def test_a_splitter_that_is_wrong_is_found_out() -> None:
     tokenizer = metaspace("first")
     splitter = Splitter({token: number for number, token in enumerate(SPECIAL, start=1)})
     assert not splitter.agrees_with(tokenizer)
+
+
+@given(
+    tokens=st.sets(st.text("ab.<", min_size=1, max_size=5), min_size=1, max_size=9),
+    text=st.text("ab.<", max_size=40),
+)
+def test_of_special_tokens_that_begin_alike_the_longest_is_meant(tokens: set[str], text: str) -> None:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    expected = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
+    pieces = Splitter({token: number for number, token in enumerate(tokens)}).split(text)
+    assert [piece.text for piece in pieces] == [piece for piece in expected if piece]
+
+
+def test_a_text_of_beginnings_of_many_special_tokens_is_split_as_fast_as_any() -> None:
+    splitter = Splitter({f"<unused{number}>": number for number in range(6_242)})
+    text = "<unused6241" * 100_000  # trying each token at each place would take minutes
+    assert [piece.text for piece in splitter.split(f"{text}><unused7>")] == [
+        text[: -len("<unused6241")],
+        "<unused6241>",
+        "<unused7>",
+    ]
+
+
+def test_special_tokens_nested_too_deeply_are_not_split_at() -> None:
+    tokenizer = gpt_2()
+    tokenizer.add_special_tokens(["<" * length for length in range(1, 1_200)])
+    assert Splitter.of(tokenizer, describe(tokenizer)) is None
 
 
 def test_what_is_kept_is_bounded_and_each_owners_own() -> None:

@@ -140,3 +140,14 @@ async def test_what_many_choices_ask_for_is_compiled_once() -> None:
     assert isinstance(outcomes[0], asyncio.CancelledError)
     assert outcomes[1:] == [b"slow"] * 127
     assert worker.compiled == ["slow"]
+
+
+async def test_what_two_tenants_ask_for_at_once_counts_once() -> None:
+    worker = BlockingWorker()
+    compiler = compiler_of(worker)
+    asked = [asyncio.create_task(compiler.compile(regex("slow"), tenant)) for tenant in ("a", "b")]
+    await settle()
+    worker.go_on.set()
+    assert await asyncio.gather(*asked) == [b"slow"] * 2
+    assert worker.compiled == ["slow"] * 2
+    assert compiler._num_bytes == len(b"slow")

@@ -12,6 +12,8 @@ import threading
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,9 +60,7 @@ class Splitter:
             ids: of the special tokens, by their text.
         """
         self._ids = ids
-        # Of those that begin at one place the longest is meant.
-        longest_first = sorted(ids, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._pattern = re.compile(f"({_any_of(sorted(ids))})")
 
     @classmethod
     def of(cls, tokenizer: FastTokenizer, description: dict[str, Any]) -> Splitter | None:
@@ -75,7 +75,10 @@ class Splitter:
             return None
         if description["model"].get("dropout") or not _is_piecewise(description["pre_tokenizer"]):
             return None
-        splitter = cls({token["content"]: token["id"] for token in tokens})
+        try:
+            splitter = cls({token["content"]: token["id"] for token in tokens})
+        except RecursionError:  # hundreds of them of which each begins the next
+            return None
         return splitter if splitter.agrees_with(tokenizer) else None
 
     def split(self, text: str) -> Iterator[Segment]:
@@ -148,6 +151,30 @@ def describe(tokenizer: FastTokenizer) -> dict[str, Any]:
     """Return what ``tokenizer.json`` says of a tokenizer."""
     description: dict[str, Any] = json.loads(tokenizer.to_str())
     return description
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """Return a pattern that matches the longest of some texts that stands at a place.
+
+    Texts that begin alike share that part of the pattern: of some thousand special tokens none but those that
+    a place can still be are tried there, else a text of their beginnings alone would take minutes.
+
+    Args:
+        texts: sorted, none of them empty, each once.
+    """
+    alternatives: list[str] = []
+    for _, alike in groupby(texts, key=itemgetter(0)):
+        group = list(alike)
+        first_and_last = zip(group[0], group[-1], strict=False)
+        common = "".join(char for char, other in takewhile(lambda both: both[0] == both[1], first_and_last))
+        rests = [text[len(common) :] for text in group]
+        if len(rests) == 1:
+            alternatives.append(re.escape(common))
+        elif rests[0]:
+            alternatives.append(f"{re.escape(common)}(?:{_any_of(rests)})")
+        else:
+            alternatives.append(f"{re.escape(common)}(?:{_any_of(rests[1:])})?")
+    return "|".join(alternatives)
 
 
 def _is_piecewise(pre_tokenizer: dict[str, Any] | None) -> bool:

@@ -129,6 +129,13 @@ class WeightNode:
                 extra={"address": self.address, "error": failure.code().name},
             )
             return False
+        except grpc.aio.UsageError:
+            return False  # the channel is closed: the node left
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return False  # the channel was closed meanwhile
         return True
 
     async def probe(self, revision: str | None) -> None:

@@ -135,8 +135,9 @@ class GrammarCompiler:
         return found
 
     def _keep(self, grammar: Grammar, content: bytes) -> None:
+        # Two tenants may have had it compiled at the same time.
+        self._num_bytes += len(content) - len(self._compiled.get(grammar, b""))
         self._compiled[grammar] = content
-        self._num_bytes += len(content)
         while len(self._compiled) > _MAX_CACHED or (
             self._num_bytes > _MAX_CACHED_BYTES and len(self._compiled) > 1
         ):
