@@ -94,6 +94,8 @@ STRATEGIES: list[dict[str, Any]] = [
         "policy": {"scale_down_cooldown_s": 5, "silence_s": 5},
     },
 ]
+STRATEGY = {fields["name"]: fields for fields in STRATEGIES}
+"""The same by name."""
 
 
 def write_profiles(folder: Path) -> None:

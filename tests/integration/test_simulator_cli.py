@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.simulated import STRATEGIES, simulator_of, write_profiles
+from tests.simulated import STRATEGY, simulator_of, write_profiles
 
 from kernelflume.scaler.sim.config import parse_config
 from kernelflume.scaler.sim.sweep import combinations
@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> Path:
     fields = simulator_of(
         tmp_path,
         workload={"source": {"kind": "generator", "num_sessions": 6, "context_scale": 0.01}},
-        strategies=[STRATEGIES[1], STRATEGIES[2], STRATEGIES[6]],
+        strategies=[STRATEGY["over"], STRATEGY["current"], STRATEGY["kernelflume"]],
     ).config.model_dump(mode="json", exclude_unset=True)
     fields["sweep"] = {"seed": [1, 2]}
     path = tmp_path / "config.yaml"

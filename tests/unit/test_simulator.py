@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
+from tests.simulated import STRATEGY, session, simulator_of, write_profiles
 
 from kernelflume.core.errors import ConfigurationError, ConflictError
 from kernelflume.scaler.sim.config import parse_config
@@ -311,7 +311,7 @@ def test_bad_configurations_are_told(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"prices: none for gpu\.yaml"):
         simulator_of(folder, prices={})
     with pytest.raises(ConfigurationError, match="two strategies have one name"):
-        simulator_of(folder, strategies=[STRATEGIES[0], STRATEGIES[0]])
+        simulator_of(folder, strategies=[STRATEGY["under"], STRATEGY["under"]])
     with pytest.raises(ConfigurationError, match="raise tensor_parallel"):
         simulator_of(folder, reserve_gb=0.011)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.simulated import STRATEGIES, session, simulator_of, write_profiles
+from tests.simulated import STRATEGY, session, simulator_of, write_profiles
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
@@ -84,7 +84,7 @@ def test_weight_nodes_share_the_batch_and_are_all_paid(folder: Path) -> None:
 
 
 def test_packed_prompts_leave_the_newest_node_empty(folder: Path) -> None:
-    policy = STRATEGIES[6]["policy"] | {"minimum_nodes": 3}
+    policy = STRATEGY["kernelflume"]["policy"] | {"minimum_nodes": 3}
     strategies = [
         {"kind": "kernelflume", "name": name, "placement": name, "spread_tokens": 1, "policy": policy}
         for name in ("level", "pack")
@@ -310,7 +310,7 @@ def test_looks_that_find_nothing_new_need_not_be_simulated(folder: Path, monkeyp
 def test_configurations_run_in_processes_as_in_one(folder: Path) -> None:
     source = {"kind": "generator", "num_sessions": 3, "context_scale": 0.005}
     configs = [
-        simulator_of(folder, workload={"source": source}, seed=seed, strategies=[STRATEGIES[2]]).config
+        simulator_of(folder, workload={"source": source}, seed=seed, strategies=[STRATEGY["current"]]).config
         for seed in (1, 2, 3)
     ]
     costs = [

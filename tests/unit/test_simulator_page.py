@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.simulated import STRATEGIES, simulator_of, write_profiles
+from tests.simulated import STRATEGY, simulator_of, write_profiles
 
 from kernelflume.scaler.sim import page, plots, report_folder
 from kernelflume.scaler.sim.assumptions import assumptions
@@ -45,7 +45,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulator, list[Resul
     simulator = simulator_of(
         folder,
         workload={"source": {"kind": "generator", "num_sessions": 8, "context_scale": 0.05}},
-        strategies=[STRATEGIES[1], STRATEGIES[6]],
+        strategies=[STRATEGY["over"], STRATEGY["kernelflume"]],
         prices={name: {"usd_per_gpu_hour": 2, "source": HOSTILE} for name in ("gpu.yaml", "other.yaml")},
     )
     return simulator, [simulator.run(strategy) for strategy in simulator.config.strategies]
