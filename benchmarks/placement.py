@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from benchmarks.decode import server
+from benchmarks.decode import COMMAND, server
 
 from kernelflume.runtime.service import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-COMMAND = (sys.executable, "-m", "kernelflume.cli.main")
 WARM_TOKENS, HEAVY_TOKENS = 5_000, 20_000
 """Bounds of the classes before they are divided, as the seed has them."""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.byte_fallback import byte_fallback_tokenizer
 from tests.router_parts import byte_level_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, normalizers
 
 from kernelflume.router.detokenizer import BytesDetokenizer, WindowDetokenizer
 from kernelflume.router.tokenizer import Tokenizer as RouterTokenizer
@@ -21,23 +22,12 @@ if TYPE_CHECKING:
 
 
 def llama_2_tokenizer() -> Tokenizer:
-    """Return a tokenizer in the manner of SentencePiece: spaces as U+2581, bytes for what has no token."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", "▁▁", "▁a", "▁Hello", "a", "b", "Hello", "世", "\ufffd", "é", "\n"]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={piece: number for number, piece in enumerate(pieces)},
-            merges=[("▁", "▁"), ("▁", "a")],
-            unk_token="<unk>",  # noqa: S106 - a word of the vocabulary
-            byte_fallback=True,
-            fuse_unk=True,
-        )
-    )
+    """Return a tokenizer that puts a space before each text, and takes it away again."""
+    tokenizer = byte_fallback_tokenizer(["<s>", "</s>"])
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return tokenizer
 
 

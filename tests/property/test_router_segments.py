@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.byte_fallback import byte_fallback_tokenizer
 from tests.router_parts import byte_level_tokenizer
 from tokenizers import (
     AddedToken,
     Regex,
     Tokenizer,
-    decoders,
     models,
     normalizers,
     pre_tokenizers,
@@ -68,33 +68,14 @@ def qwen() -> Tokenizer:
     return tokenizer
 
 
-def _of_pieces() -> Tokenizer:
-    pieces = ["<unk>", *SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", "▁▁", "▁a", "▁Hello", "a", "b", "Hello", "世", "\ufffd", "é", "\n"]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={piece: number for number, piece in enumerate(pieces)},
-            merges=[("▁", "▁"), ("▁", "a")],
-            unk_token="<unk>",  # noqa: S106 - a word of the vocabulary
-            byte_fallback=True,
-            fuse_unk=True,
-        )
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    tokenizer.add_special_tokens(["<unk>", *SPECIAL])
-    return tokenizer
-
-
 def llama_2() -> Tokenizer:
-    tokenizer = _of_pieces()
+    tokenizer = byte_fallback_tokenizer(SPECIAL)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     return tokenizer
 
 
 def metaspace(scheme: str) -> Tokenizer:
-    tokenizer = _of_pieces()
+    tokenizer = byte_fallback_tokenizer(SPECIAL)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     return tokenizer
 

@@ -238,7 +238,7 @@ class Completion:
 
     def _take(self) -> list[tuple[int, Delta]]:
         news: list[tuple[int, Delta]] = []
-        for index in sorted(self._open) if len(self._open) > 1 else tuple(self._open):
+        for index in sorted(self._open):
             try:
                 batch = self._generations[index].take()
             except KernelFlumeError as error:

@@ -249,8 +249,8 @@ def after_own(
     # The first nodes of all wait for a weight node that is still loading its model: a profile knows better
     # what a node takes that is added to others. Without one it is all that is known.
     is_profiled = settings.profile is not None and settings.profile.prewarm_s > 0
-    grew = grew and (operation.initial > 0 or not is_profiled)
-    sizing = after_change(state.sizing, now_s=now_s, prewarm_s=operation.prewarm_s if grew else None)
+    teaches = grew and (operation.initial > 0 or not is_profiled)
+    sizing = after_change(state.sizing, now_s=now_s, prewarm_s=operation.prewarm_s if teaches else None)
     is_given_up = is_automatic(state, settings, now_s=now_s) or operation.result is Result.CANCELLED
     if operation.rolled_back and not overtaken and is_given_up:
         # The next look decides anew; what a person stopped is not tried again.
