@@ -254,6 +254,40 @@ def test_admission_by_the_longest_context_keeps_it_free_for_each_session(folder:
     assert max(sample.num_running for sample in result.timeline.samples) <= 4
 
 
+def without_more(name: str) -> dict[str, Any]:
+    return {"maximum_instances": 1} if STRATEGY[name]["kind"] == "instances" else {}
+
+
+@pytest.mark.parametrize("name", ["bound", "in-order", "peak", "longest"])
+def test_clients_that_think_do_not_hold_up_the_turns_of_others_for_ever(folder: Path, name: str) -> None:
+    # Of 3055 tokens 2000 are kept for a session. While its client thinks, the other's turn waits for that
+    # room, and is the one turn that there may be: the first client could not come back before it is over.
+    sessions = [session(number, (1000, 100), (800, 100), think_s=1.0) for number in range(2)]
+    simulator = simulator_of(folder, sessions, concurrency=1, admits="turns", workload={"think": True})
+    result = run(simulator, name, **without_more(name))
+    assert (result.output_tokens, result.refused_tokens) == (400, 0)
+    assert max(sample.num_running for sample in result.timeline.samples) == 1
+
+
+@pytest.mark.parametrize("name", ["bound", "peak", "longest"])
+def test_next_turns_do_not_wait_for_those_that_wait_for_their_room(folder: Path, name: str) -> None:
+    # Three sessions of 2000 tokens, two instances of 3055: the third waits, and next turns wait behind it.
+    sessions = [session(number, (1000, 100), (800, 100)) for number in range(3)]
+    simulator = simulator_of(folder, sessions, concurrency=3)
+    more = {"minimum_instances": 2, "maximum_instances": 2} if without_more(name) else {}
+    result = run(simulator, name, **more)
+    assert (result.output_tokens, result.refused_tokens) == (600, 0)
+
+
+def test_a_session_between_turns_keeps_its_room_where_an_instance_can_be_added(folder: Path) -> None:
+    sessions = [session(number, (1000, 100), (800, 100), think_s=9.0) for number in range(2)]
+    simulator = simulator_of(folder, sessions, concurrency=1, admits="turns", workload={"think": True})
+    results = {most: run(simulator, "peak", maximum_instances=most) for most in (1, 2)}
+    assert [results[most].most_gpus for most in (1, 2)] == [1, 2]
+    # The other's turn runs at once in the room of who is away, or waits for an instance of its own.
+    assert [results[most].num_waits for most in (1, 2)] == [0, 1]
+
+
 def test_a_pool_for_the_longest_that_may_come_need_not_have_seen_it(folder: Path) -> None:
     source = {
         "kind": "generator",

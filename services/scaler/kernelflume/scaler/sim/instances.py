@@ -11,7 +11,7 @@ from kernelflume.scaler.sim.instance_fleet import InstanceFleet
 from kernelflume.scaler.sizing import FOREVER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from kernelflume.scaler.sim.engine import Engine
     from kernelflume.scaler.sim.instance_kind import InstanceKind, InstanceRules
@@ -64,9 +64,11 @@ class InstanceCluster(Cluster):
             (engine for engine in self._fleet.taking() if engine is not home),
             key=lambda engine: (sign * engine.shards[0].room(engine.step), engine.number),
         )
-        for engine in order:
-            self.reach(engine)
-            if self._fits(engine, residence):
+        for fits in (self._fits, self._fits_without_idle):
+            for engine in order:
+                self.reach(engine)
+                if not fits(engine, residence):
+                    continue
                 if home is not None:
                     self.world.num_moved += 1
                     self._forget(home, residence)
@@ -185,9 +187,7 @@ class InstanceCluster(Cluster):
 
     def _fits(self, engine: Engine, residence: Residence) -> bool:
         if self._rules.admission != "current":
-            others = [*engine.running.values(), *engine.idle.values()]
-            reserved = sum(self._reserved(other) for other in others if other is not residence)
-            return reserved + self._reserved(residence) <= engine.capacity_tokens
+            return self._has_unreserved(engine, residence, [*engine.running.values(), *engine.idle.values()])
         headroom = int(HEADROOM * engine.capacity_tokens) if engine.running else 1
 
         def lacks() -> bool:
@@ -199,6 +199,31 @@ class InstanceCluster(Cluster):
             if not self.evict_idle(engine, sparing=residence.number):
                 return False
         return True
+
+    def _fits_without_idle(self, engine: Engine, residence: Residence) -> bool:
+        """Where no instance can be added, let what is kept free for idle sessions go, the longest idle first.
+
+        Else those whose next turns wait behind this one, or may not ask before it is over, would hold it up
+        for ever. By what sessions hold now (``_fits``) idle ones give way in any case.
+        """
+        if self._rules.admission == "current" or self._may_grow:
+            return False
+        if not self._has_unreserved(engine, residence, engine.running.values()):
+            return False
+        while not self._fits(engine, residence):
+            self.evict_idle(engine, sparing=residence.number)
+        return True
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether instances start, or could."""
+        rules, fleet = self._rules.elasticity, self._fleet
+        return rules is not None and (bool(fleet.starting) or fleet.num_present < rules.maximum_instances)
+
+    def _has_unreserved(self, engine: Engine, residence: Residence, others: Iterable[Residence]) -> bool:
+        """Return whether a session fits beside what is kept free for others."""
+        reserved = sum(self._reserved(other) for other in others if other is not residence)
+        return reserved + self._reserved(residence) <= engine.capacity_tokens
 
     def _reserved(self, residence: Residence) -> int:
         """Return the tokens that are kept free for a session, where admission is not by what it holds."""

@@ -14,7 +14,8 @@ MERGE_LATENCY_S = 22e-6
 
 Admission = Literal["current", "peak", "longest"]
 """A turn needs room for its prompt; or for all that its session will ever hold, and others likewise; or for
-the longest context that any may have, and at most one instance."""
+the longest context that any may have, and at most one instance. Sessions between turns keep what they have
+until no instance can be added for a turn that waits: then the longest idle give way."""
 RankFill = Literal["even", "in_order"]
 """Ranks of one instance hold equal parts of each sequence; or are filled one after another, like attention
 nodes, so that a step takes what a full rank does."""
