@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -25,11 +26,12 @@ TOKEN_BYTES = 46_080
 """Of smollm2 in float32: 30 layers, 3 heads, 64 wide, key and value."""
 
 
-def profile(*arguments: str) -> subprocess.CompletedProcess[str]:
+def profile(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, "profile", "smollm2", *arguments],
         capture_output=True,
         text=True,
+        env=os.environ | environment,
         timeout=3 * WAIT_S,
         check=False,
     )
@@ -74,6 +76,18 @@ def test_what_cannot_be_had_is_said_before_anything_starts(tmp_path: Path) -> No
     assert "--attention-node-memory: 16MiB is too small: 120MiB is the least" in small.stderr
     assert not (tmp_path / "profile.json").exists()
     assert profile("--rows", "1,x").returncode == 2
+
+
+def test_more_rows_than_the_stack_decodes_together_are_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "profile.json"
+    refused = profile("--rows", "1,3", "--output", str(output), KERNELFLUME_WNODE_MAX_NUM_SEQS="2")
+    assert refused.returncode == 2
+    assert "--rows: 3 sequences are to decode together" in refused.stderr
+    assert "at most 2 at once: max_num_seqs, which KERNELFLUME_WNODE_MAX_NUM_SEQS sets" in refused.stderr
+    assert "steps of 1 row" not in refused.stderr
+    assert not output.exists()
 
 
 async def test_a_served_model_tells_its_own_profile(tmp_path: Path) -> None:

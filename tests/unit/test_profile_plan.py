@@ -11,6 +11,7 @@ from kernelflume.cli.profile_plan import (
     MeasuredSteps,
     ProfilePlan,
     assemble,
+    check_rows,
     further_node_share,
     plan_profile,
     rising,
@@ -59,6 +60,19 @@ def test_rows_are_the_usual_ones_unless_named() -> None:
     assert planned(8, 2, 8, is_quick=True).rows == (2, 8)
     with pytest.raises(ConfigurationError, match="--rows: 0 is not from 1"):
         planned(0, 2)
+
+
+def test_more_rows_than_the_weight_node_runs_are_refused_by_its_setting() -> None:
+    check_rows(planned(1, 64), 64)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"--rows: 65 .* at most 64 .* max_num_seqs, which KERNELFLUME_WNODE_MAX_NUM_SEQS",
+    ):
+        check_rows(planned(1, 65), 64)
+    short = planned(1, max_model_len=600)
+    check_rows(short, short.scan_sequences)
+    with pytest.raises(ConfigurationError, match=f"--max-model-len: {short.scan_sequences} .* max_num_seqs"):
+        check_rows(short, short.scan_sequences - 1)
 
 
 @pytest.mark.parametrize("is_quick", [False, True])

@@ -75,6 +75,11 @@ class StackMeter:
         for channel in self._channels:
             await channel.close()
 
+    async def card(self) -> ModelCard:
+        """Return what the weight node tells of itself."""
+        card: ModelCard = await self._weight.GetModel(wnode_pb2.GetModelRequest(), timeout=_CALL_TIMEOUT_S)
+        return card
+
     async def measure_steps(self, rows: int, *, num_windows: int) -> MeasuredSteps:
         """Decode ``rows`` short sequences and return their typical step.
 
@@ -89,8 +94,10 @@ class StackMeter:
         """Return the typical step of ``rows`` sequences that decode."""
         windows: list[MeasuredSteps] = []
         counter = StepCounter()
+        load = wnode_pb2.WeightNodeLoad()
 
         async def enough() -> bool:
+            nonlocal load
             load = await self._load()
             if load.step_times.rows != rows or load.num_requests_running != rows:
                 windows.clear()
@@ -102,8 +109,18 @@ class StackMeter:
                 windows.append(MeasuredSteps(times=times, held_tokens=load.num_tokens))
             return len(windows) >= num_windows
 
-        await self._until(enough, f"{rows} sequences do not decode together; does the pool hold them?")
-        num_layers = (await self._card()).geometry.num_layers
+        def complaint() -> str:
+            running, waiting = load.num_requests_running, load.num_requests_waiting
+            doubt = (
+                "does the router let as many in (KERNELFLUME_ROUTER_MAX_CONCURRENT_REQUESTS)?"
+                if running + waiting < rows
+                else "does the pool hold them (--attention-node-memory)?"
+            )
+            told = f"{running} run and {waiting} wait on the weight node"
+            return f"{rows} sequences do not decode together: {told}; {doubt}"
+
+        await self._until(enough, complaint)
+        num_layers = (await self.card()).geometry.num_layers
         return typical_steps(windows, mean_s=counter.mean_s, num_layers=num_layers)
 
     async def measure_scan(self, num_sequences: int, num_tokens: int, *, num_readings: int) -> float:
@@ -131,7 +148,9 @@ class StackMeter:
 
         async with open_channel(address) as channel, self._decoding(num_sequences, num_tokens):
             attention = anode_pb2_grpc.AttentionNodeStub(channel)
-            await self._until(enough, "the attention node does not tell how fast it reads keys and values")
+            await self._until(
+                enough, lambda: "the attention node does not tell how fast it reads keys and values"
+            )
         return median(readings)
 
     async def measure_prefill(self, num_tokens: int) -> float:
@@ -141,7 +160,7 @@ class StackMeter:
             UnavailableError: no token came.
             KernelFlumeError: the request failed.
         """
-        card = await self._card()
+        card = await self.card()
         answer = await self._generate(num_tokens, 1, card.vocab_size)
         if answer.ttft_s is None:
             raise UnavailableError(f"a prompt of {num_tokens} tokens was answered without a token")
@@ -189,14 +208,10 @@ class StackMeter:
         load: WeightNodeLoad = await self._weight.GetLoad(wnode_pb2.GetLoadRequest(), timeout=_CALL_TIMEOUT_S)
         return load
 
-    async def _card(self) -> ModelCard:
-        card: ModelCard = await self._weight.GetModel(wnode_pb2.GetModelRequest(), timeout=_CALL_TIMEOUT_S)
-        return card
-
     @asynccontextmanager
     async def _decoding(self, num_sequences: int, num_tokens: int) -> AsyncIterator[None]:
         """Keep sequences of so many prompt tokens decoding inside; none runs any more afterwards."""
-        card = await self._card()
+        card = await self.card()
         max_tokens = min(_MAX_OUTPUT_TOKENS, card.max_model_len - num_tokens)
         self._requests = {
             asyncio.create_task(self._generate(num_tokens, max_tokens, card.vocab_size))
@@ -214,7 +229,7 @@ class StackMeter:
             load = await self._load()
             return load.num_requests_running == load.num_requests_waiting == 0
 
-        await self._until(idle, "the weight node does not become idle")
+        await self._until(idle, lambda: "the weight node does not become idle")
 
     async def _generate(self, num_tokens: int, max_tokens: int, vocab_size: int) -> Answer:
         """Send a prompt of so many tokens, and return the answer once it has ended.
@@ -239,11 +254,11 @@ class StackMeter:
             raise UnavailableError(f"a request failed: {answer.status}: {answer.detail}")
         return answer
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]], complaint: str) -> None:
+    async def _until(self, condition: Callable[[], Awaitable[bool]], complaint: Callable[[], str]) -> None:
         """Ask until ``condition`` holds.
 
         Raises:
-            DeadlineError: it never did; the message is ``complaint``.
+            DeadlineError: it never did; the message is what ``complaint`` says then.
             KernelFlumeError: a request ended meanwhile.
         """
         deadline = Deadline(self._clock, _MEASURE_TIMEOUT_S)
@@ -252,7 +267,7 @@ class StackMeter:
                 ended.result()
                 raise UnavailableError("a sequence reached the model's longest length while it was measured")
             if deadline.expired:
-                raise DeadlineError(f"after {deadline.seconds:g} s {complaint}")
+                raise DeadlineError(f"after {deadline.seconds:g} s {complaint()}")
             await asyncio.sleep(_POLL_S)
 
 

@@ -18,7 +18,7 @@ import psutil
 from kernelflume.cli.measure import StackMeter
 from kernelflume.cli.parts import LOCALHOST, Probe
 from kernelflume.cli.prepare import check_memory, find_model, geometry_of, make_log_dir, plan, with_ports
-from kernelflume.cli.profile_plan import assemble, plan_profile
+from kernelflume.cli.profile_plan import assemble, check_rows, plan_profile
 from kernelflume.cli.readiness import Readiness
 from kernelflume.cli.supervisor import StackInterruptedError, Supervisor, adopt_orphans
 from kernelflume.core.errors import ConfigurationError
@@ -178,6 +178,7 @@ async def _run(
 async def _measure(
     meter: StackMeter, measurements: ProfilePlan, geometry: KvGeometry, reporter: StartReporter
 ) -> tuple[PerformanceProfile, tuple[MeasuredSteps, ...]]:
+    check_rows(measurements, (await meter.card()).max_num_seqs)
     clock = MonotonicClock()
     steps: list[MeasuredSteps] = []
     for rows in measurements.rows:

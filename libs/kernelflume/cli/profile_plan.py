@@ -122,6 +122,29 @@ def plan_profile(
     )
 
 
+def check_rows(plan: ProfilePlan, max_num_seqs: int) -> None:
+    """Check that a weight node runs as many sequences at once as are to be measured together.
+
+    Args:
+        plan: what is measured.
+        max_num_seqs: the weight node's bound.
+
+    Raises:
+        ConfigurationError: it does not; the message names the flag, the bound, and what raises it.
+    """
+    bound = (
+        f"the weight node runs at most {max_num_seqs} at once: max_num_seqs, which "
+        "KERNELFLUME_WNODE_MAX_NUM_SEQS sets"
+    )
+    if plan.rows[-1] > max_num_seqs:
+        raise ConfigurationError(f"--rows: {plan.rows[-1]} sequences are to decode together, but {bound}")
+    if plan.scan_sequences > max_num_seqs:
+        raise ConfigurationError(
+            f"--max-model-len: {plan.scan_sequences} sequences of {plan.scan_tokens} tokens are to decode "
+            f"together, to measure how fast keys and values are read, but {bound}"
+        )
+
+
 def typical_steps(windows: Sequence[MeasuredSteps], *, mean_s: float, num_layers: int) -> MeasuredSteps:
     """Return a step that stands for several reports on as many rows.
 

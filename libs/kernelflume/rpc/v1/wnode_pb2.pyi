@@ -245,20 +245,22 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("geometry", "max_model_len", "vocab_size", "eos_token_ids", "node_id", "role")
+    __slots__ = ("geometry", "max_model_len", "vocab_size", "eos_token_ids", "node_id", "role", "max_num_seqs")
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     geometry: _common_pb2.KvGeometry
     max_model_len: int
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     node_id: str
     role: str
-    def __init__(self, geometry: _Optional[_Union[_common_pb2.KvGeometry, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+    max_num_seqs: int
+    def __init__(self, geometry: _Optional[_Union[_common_pb2.KvGeometry, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class PrepareEndpointRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "address")

@@ -136,6 +136,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
             eos_token_ids=shell.config.eos_token_ids,
             node_id=shell.settings.node_id,
             role=shell.settings.role,
+            max_num_seqs=shell.settings.max_num_seqs,
         )
 
     async def PrepareEndpoint(
