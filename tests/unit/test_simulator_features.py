@@ -10,7 +10,9 @@ from tests.simulated import STRATEGY, session, simulator_of, write_profiles
 
 from kernelflume.core.errors import ConfigurationError
 from kernelflume.scaler.sim.attention_pool import AttentionPoolCluster
+from kernelflume.scaler.sim.instances import InstanceCluster
 from kernelflume.scaler.sim.prefix_cache import PrefixCache
+from kernelflume.scaler.sim.report import fields_of
 from kernelflume.scaler.sim.runs import run_many, run_one
 from kernelflume.scaler.sim.sessions import Session, Turn
 from kernelflume.scaler.sim.strategy_settings import KernelFlume
@@ -339,6 +341,31 @@ def test_looks_that_find_nothing_new_need_not_be_simulated(folder: Path, monkeyp
     assert few < num_looks
     assert reasons(skipping) == reasons(every)
     assert skipping.cost_usd == pytest.approx(every.cost_usd, rel=2e-3)
+
+
+def test_nothing_is_looked_at_while_no_instance_runs(folder: Path, monkeypatch: Any) -> None:
+    # Three instances run for long sessions; then clients of short ones think, whose KV one would hold.
+    long = [session(number, (2000, 400)) for number in range(3)]
+    short = [session(number, (100, 100), (50, 10), start_s=9.0, think_s=90.0) for number in range(3, 9)]
+    simulator = simulator_of(
+        folder, [*long, *short], concurrency=None, workload={"think": True, "least_duration_s": 400}
+    )
+    look, looks = InstanceCluster.on_look, {True: 0, False: 0}
+
+    def result(*, skips: bool) -> Result:
+        def counted(cluster: InstanceCluster) -> float:
+            looks[skips] += 1
+            until_s = look(cluster)
+            return until_s if skips else cluster.now_s
+
+        monkeypatch.setattr(InstanceCluster, "on_look", counted)
+        return run(simulator, "leaving", trigger_step_s=None)
+
+    skipping, every = result(skips=True), result(skips=False)
+    assert looks[True] < looks[False] / 4
+    assert reasons(every).count("leaving") > 1
+    assert skipping.timeline.changes == every.timeline.changes
+    assert fields_of(skipping) == fields_of(every)
 
 
 def test_configurations_run_in_processes_as_in_one(folder: Path) -> None:

@@ -146,16 +146,21 @@ class Cluster(ABC):
 
     def sample(self) -> None:
         """Note the present figures."""
-        engines = self.engines.values()
+        held, capacity, num_running, step_s = 0, 0, 0, 0.0
+        for engine in self.engines.values():
+            held += engine.held_tokens
+            capacity += engine.capacity_tokens
+            num_running += len(engine.running)
+            step_s = max(step_s, engine.present_step_s)
         self.world.timeline.add(
             Sample(
                 time_s=self.now_s,
-                held_tokens=sum(engine.held_tokens for engine in engines),
-                capacity_tokens=sum(engine.capacity_tokens for engine in engines),
+                held_tokens=held,
+                capacity_tokens=capacity,
                 num_nodes=self.num_nodes(),
-                num_running=sum(len(engine.running) for engine in engines),
+                num_running=num_running,
                 num_waiting=len(self._waiting),
-                step_s=max((engine.present_step_s for engine in engines), default=0.0),
+                step_s=step_s,
             )
         )
 

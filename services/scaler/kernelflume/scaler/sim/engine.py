@@ -224,6 +224,8 @@ class Engine:
 
     def finished(self) -> list[Residence]:
         """Return the sessions whose turn is over now, by number; they run no more, their KV stays."""
+        if not self._finishes or self._finishes[0][0] > self.step:
+            return []
         over: list[Residence] = []
         while self._finishes and self._finishes[0][0] <= self.step:
             _, number = heapq.heappop(self._finishes)

@@ -43,6 +43,10 @@ class InstanceFleet:
         """Instances that run or start."""
         return len(self._engines) + len(self.starting)
 
+    def may_grow(self, most: int) -> bool:
+        """Return whether instances start, or could where there may be so many."""
+        return bool(self.starting) or self.num_present < most
+
     def taking(self) -> list[Engine]:
         """Return the instances that take turns."""
         return [engine for engine in self._engines.values() if engine.number not in self.leaving]

@@ -144,12 +144,14 @@ class InstanceCluster(Cluster):
                 self._start_more(1, "utilisation")
             elif rules.trigger_step_s is not None and slowest_s > rules.trigger_step_s:
                 self._start_more(1, "step_time")
-        if rules.scale_in_utilisation is not None:
-            self._let_leave(held, capacity, rules)
-        return self.now_s
+        has_left = rules.scale_in_utilisation is not None and self._let_leave(held, capacity, rules)
+        if has_left or self._fleet.starting or slowest_s:
+            return self.now_s
+        # While nothing runs, only a wait that has begun can come to its end.
+        return FOREVER_S if self._spare_since_s is None else self._spare_since_s + rules.scale_in_idle_s
 
-    def _let_leave(self, held: int, capacity: int, rules: Instances) -> None:
-        """Let the emptiest instance take no more turns once the others would have done for long enough."""
+    def _let_leave(self, held: int, capacity: int, rules: Instances) -> bool:
+        """Let the emptiest instance leave once the others were enough for long; return whether it did."""
         left = capacity - self._kind.capacity_tokens
         spare = (
             len(self._fleet.taking()) > rules.minimum_instances
@@ -158,16 +160,17 @@ class InstanceCluster(Cluster):
         )
         if not spare or held > (rules.scale_in_utilisation or 1.0) * left:
             self._spare_since_s = None
-            return
+            return False
         if self._spare_since_s is None:
             self._spare_since_s = self.now_s
         if self.now_s - self._spare_since_s < rules.scale_in_idle_s:
-            return
+            return False
         self._spare_since_s = None
         emptiest = min(self._fleet.taking(), key=lambda engine: (engine.held_tokens, -engine.number))
         self._fleet.leaving.add(emptiest.number)
         self.changed("leaving")
         self._stop_if_done(emptiest)
+        return True
 
     def on_released(self, engine: Engine) -> None:
         """Begin to count the time that an instance is empty; one that leaves ends at once."""
@@ -206,19 +209,16 @@ class InstanceCluster(Cluster):
         Else those whose next turns wait behind this one, or may not ask before it is over, would hold it up
         for ever. By what sessions hold now (``_fits``) idle ones give way in any case.
         """
-        if self._rules.admission == "current" or self._may_grow:
+        rules = self._rules.elasticity
+        if self._rules.admission == "current" or self._fleet.may_grow(
+            rules.maximum_instances if rules else 0
+        ):
             return False
         if not self._has_unreserved(engine, residence, engine.running.values()):
             return False
         while not self._fits(engine, residence):
             self.evict_idle(engine, sparing=residence.number)
         return True
-
-    @property
-    def _may_grow(self) -> bool:
-        """Whether instances start, or could."""
-        rules, fleet = self._rules.elasticity, self._fleet
-        return rules is not None and (bool(fleet.starting) or fleet.num_present < rules.maximum_instances)
 
     def _has_unreserved(self, engine: Engine, residence: Residence, others: Iterable[Residence]) -> bool:
         """Return whether a session fits beside what is kept free for others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,9 @@ _BINS_PER_E = 400
 _LEAST_S = 1e-6
 _NUM_BINS = 20 * _BINS_PER_E
 """Up to e to the power of 20 times the least: 485 seconds."""
+_EDGES = np.exp(np.arange(_NUM_BINS + 1) / _BINS_PER_E) * _LEAST_S
+"""Where each bin begins."""
+_WIDTHS = np.diff(_EDGES)
 
 
 class Histogram:
@@ -49,10 +53,12 @@ class Histogram:
         if low == high:
             self._weights[low] += weight * count
             return
-        edges = np.exp(np.arange(low + 1, high + 1) / _BINS_PER_E) * _LEAST_S
         least, most = min(first_s, last_s), max(first_s, last_s)
-        shares = np.diff(np.concatenate(([least], edges, [most]))) / (most - least)
-        self._weights[low : high + 1] += weight * count * shares
+        span_s, weight = most - least, weight * count
+        self._weights[low] += weight * ((_EDGES[low + 1] - least) / span_s)
+        if high > low + 1:
+            self._weights[low + 1 : high] += weight * (_WIDTHS[low + 1 : high] / span_s)
+        self._weights[high] += weight * ((most - _EDGES[high]) / span_s)
 
     def quantile(self, share: float) -> float:
         """Return the seconds that this share of the weight does not exceed; 0 of nothing."""
@@ -92,9 +98,8 @@ class StepMeter:
             self.num_within += count * abs(self._slo_s - min(first_s, last_s)) / abs(last_s - first_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The system at one moment."""
+class Sample(NamedTuple):
+    """The system at one moment. One is made at every change, of which there are very many."""
 
     time_s: float
     held_tokens: int

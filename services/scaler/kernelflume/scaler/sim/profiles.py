@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -110,6 +111,11 @@ def _folder(kind: str) -> Traversable:
     return files("kernelflume.scaler.sim") / "data" / kind
 
 
+@lru_cache(maxsize=64)  # a sweep reads the same few for every combination
+def _parsed(form: type[_Profile], text: str) -> _Profile:
+    return form.model_validate(parse_mapping(text))
+
+
 def _load(form: type[_Profile], kind: str, name: str, folder: Path) -> _Profile:
     if name.endswith((".yaml", ".yml")):
         text = read_text(folder / name)
@@ -120,7 +126,8 @@ def _load(form: type[_Profile], kind: str, name: str, folder: Path) -> _Profile:
             f"{kind}: no profile {name!r}; there are {', '.join(known(kind))}, or give a YAML file"
         )
     try:
-        return form.model_validate(parse_mapping(text))
+        profile: _Profile = _parsed(form, text)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in error.errors())
         raise ConfigurationError(f"{kind} {name}: {faults}") from error
+    return profile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -119,9 +119,7 @@ def cells(result: Result) -> tuple[str, ...]:
 
 def fields_of(result: Result) -> dict[str, Any]:
     """Return a result without its timeline, ready for JSON."""
-    fields = asdict(result)
-    del fields["timeline"]
-    return fields
+    return {field.name: getattr(result, field.name) for field in fields(result) if field.name != "timeline"}
 
 
 def describe(simulator: Simulator) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def write_report(folder: Path, simulator: Simulator, results: Sequence[Result]) 
         texts["report.html"] = page.run_page(simulator, results, drawn)
     tables = {"results.csv": [flat(fields_of(result)) for result in results]}
     for result in results:
-        tables[f"timeline-{result.strategy}.csv"] = [asdict(sample) for sample in result.timeline.samples]
+        tables[f"timeline-{result.strategy}.csv"] = [sample._asdict() for sample in result.timeline.samples]
         tables[f"changes-{result.strategy}.csv"] = [asdict(change) for change in result.timeline.changes]
     return _write(folder, texts, tables, drawn)
 
