@@ -256,6 +256,9 @@ class LocalWeightNode:
             enabled=enable_prefix_caching,
         )
         self.hand_overs = HandOvers(self.scheduler, self.prefix_cache, clock, timeout_s=hold_timeout_s)
+        # One: a kernel thread that waits spins, here on the core that an attention node's thread needs.
+        kernel_threads = KernelThreads(alone=1, beside=1)
+        kernel_threads.apply()
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,
@@ -268,7 +271,7 @@ class LocalWeightNode:
             inbox=self.inbox,
             reporter=Reporter(self.recorder, clock),  # type: ignore[arg-type]
             clock=clock,
-            kernel_threads=KernelThreads(alone=2, beside=1),
+            kernel_threads=kernel_threads,
             eos_token_ids=eos_token_ids,
             max_model_len=512,
             request_keys=RequestKeys(0, "w"),
