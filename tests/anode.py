@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.retention import AS_IT_IS
 from kernelflume.tensor.partials import Partial
 from kernelflume.transport import wire
 from kernelflume.transport.base import Transport, Write
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kernelflume.core.regions import MemoryRegion
+    from kernelflume.core.retention import Pinning
     from kernelflume.transport.base import WritePlan
 
 GEOMETRY = KvGeometry(
@@ -195,17 +197,24 @@ class WeightNode:
         notice = wire.Find(number, np.array(keys, wire.BLOCK_DTYPE["key"]))
         self.transport.notify(self.node_name, notice.encode())
 
-    def share(self, sequence: int, blocks: Sequence[tuple[bytes, int, int]]) -> None:
+    def share(
+        self, sequence: int, blocks: Sequence[tuple[bytes, int, int]], pinning: Pinning = AS_IT_IS
+    ) -> None:
         """Ask for (key, start, tokens) blocks."""
-        notice = wire.Share(sequence, np.array(list(blocks), wire.BLOCK_DTYPE))
+        notice = wire.Share(sequence, np.array(list(blocks), wire.BLOCK_DTYPE), pinning)
         self.transport.notify(self.node_name, notice.encode())
 
     def publish(
-        self, sequence: int, blocks: Sequence[tuple[bytes, int, int]], *, appends: int | None = None
+        self,
+        sequence: int,
+        blocks: Sequence[tuple[bytes, int, int]],
+        pinning: Pinning = AS_IT_IS,
+        *,
+        appends: int | None = None,
     ) -> None:
         """Name (key, start, tokens) blocks once so many appends are filed; by default all that were sent."""
         counter = self.appends_sent[0] if appends is None else appends
-        notice = wire.Publish(sequence, counter, np.array(list(blocks), wire.BLOCK_DTYPE))
+        notice = wire.Publish(sequence, counter, np.array(list(blocks), wire.BLOCK_DTYPE), pinning)
         self.transport.notify(self.node_name, notice.encode())
 
     def poll(self) -> list[wire.WireNotice]:

@@ -33,10 +33,13 @@ class EngineRig:
         num_pages: int = 200,
         active: int | None = None,
         geometry: KvGeometry = GEOMETRY,
+        pinned_share: float = 0.25,
         **options: Any,
     ) -> tuple[LocalWeightNode, list[LocalAttentionNode]]:
         nodes = [
-            LocalAttentionNode(f"a{i}#1", self.network, num_pages=num_pages, geometry=geometry)
+            LocalAttentionNode(
+                f"a{i}#1", self.network, num_pages=num_pages, geometry=geometry, pinned_share=pinned_share
+            )
             for i in range(num_nodes)
         ]
         for node in nodes:

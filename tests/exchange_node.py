@@ -37,6 +37,7 @@ class Node:
         num_pages: int = 16,
         is_cache: bool = True,
         ttl_s: float = 0.0,
+        pinned_share: float = 0.0,
     ) -> None:
         self.geometry = geometry
         self.network = LoopbackNetwork()
@@ -47,7 +48,7 @@ class Node:
             geometry,
             page_tokens=PAGE_TOKENS,
             num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes,
-            blocks=BlockIndex(self.clock, is_cache=is_cache, ttl_s=ttl_s),
+            blocks=BlockIndex(self.clock, is_cache=is_cache, ttl_s=ttl_s, pinned_share=pinned_share),
         )
         self.exchange = Exchange(
             transport=self.transport,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernelflume.anode.block_index import BlockIndex
 from kernelflume.anode.control import ConnectOrder
 from kernelflume.anode.exchange import Exchange
 from kernelflume.anode.kernels import choose_kernel
@@ -20,6 +21,7 @@ from kernelflume.checkpoint.config import ModelConfig
 from kernelflume.checkpoint.rope import RopeParameters
 from kernelflume.core.handshake import Handshake
 from kernelflume.core.resumption import FROM_THE_START, Resumption
+from kernelflume.core.retention import Retention
 from kernelflume.core.sampling import SamplingParameters, TokenLogprobs
 from kernelflume.runtime.clock import Deadline, MonotonicClock
 from kernelflume.tensor.reference import causal_mask, dense_attention
@@ -82,16 +84,25 @@ class LocalAttentionNode:
     """One exchange on a thread of its own."""
 
     def __init__(
-        self, name: str, network: LoopbackNetwork, *, num_pages: int, geometry: KvGeometry = GEOMETRY
+        self,
+        name: str,
+        network: LoopbackNetwork,
+        *,
+        num_pages: int,
+        geometry: KvGeometry = GEOMETRY,
+        pinned_share: float = 0.25,
     ) -> None:
         self.name = name
         self.geometry = geometry
         self.transport = LoopbackTransport(name, network)
         self.doorbell = Doorbell()
-        self.pool = KvPool(
-            geometry, page_tokens=PAGE_TOKENS, num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes
-        )
         clock = MonotonicClock()
+        self.pool = KvPool(
+            geometry,
+            page_tokens=PAGE_TOKENS,
+            num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes,
+            blocks=BlockIndex(clock, pinned_share=pinned_share),
+        )
         self.exchange = Exchange(
             transport=self.transport,
             doorbell=self.doorbell,
@@ -245,6 +256,9 @@ class LocalWeightNode:
             enabled=enable_prefix_caching,
         )
         self.hand_overs = HandOvers(self.scheduler, self.prefix_cache, clock, timeout_s=hold_timeout_s)
+        # One: a kernel thread that waits spins, here on the core that an attention node's thread needs.
+        kernel_threads = KernelThreads(alone=1, beside=1)
+        kernel_threads.apply()
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
         self.engine = Engine(
             decoder=self.decoder,
@@ -257,7 +271,7 @@ class LocalWeightNode:
             inbox=self.inbox,
             reporter=Reporter(self.recorder, clock),  # type: ignore[arg-type]
             clock=clock,
-            kernel_threads=KernelThreads(alone=2, beside=1),
+            kernel_threads=kernel_threads,
             eos_token_ids=eos_token_ids,
             max_model_len=512,
             request_keys=RequestKeys(0, "w"),
@@ -290,6 +304,7 @@ class LocalWeightNode:
         resumption: Resumption = FROM_THE_START,
         hands_over: bool = False,
         cache_salt: str = "",
+        retention: Retention = Retention.UNCHANGED,
         **sampling: Any,
     ) -> None:
         parameters = SamplingParameters(**{"temperature": 0.0, "max_tokens": 12, **sampling})
@@ -301,6 +316,7 @@ class LocalWeightNode:
             cache_salt=cache_salt,
             resumption=resumption,
             hands_over=hands_over,
+            retention=retention,
         )
         self.inbox.put(submit if matcher is None else ConstrainedSubmit(submit, matcher))
 

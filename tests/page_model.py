@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernelflume.anode.block_index import Block
+from kernelflume.core.retention import AS_IT_IS, PIN_S, Pinning, Retention
 
 
 @dataclass(eq=False)
@@ -14,6 +15,10 @@ class ModelPage:
     numbers: list[int] = field(default_factory=list)
     num_holders: int = 1
     block: Block | None = None
+    is_pinned: bool = False
+
+    def unname(self) -> None:
+        self.block, self.is_pinned = None, False
 
 
 @dataclass(eq=False)
@@ -37,6 +42,7 @@ class PageModel:
     page_tokens: int
     is_cache: bool
     ttl_s: float
+    max_pinned: int = 0
     now: float = 0.0
     sequences: dict[int, ModelSequence] = field(default_factory=dict)
     idle: list[tuple[ModelPage, float]] = field(default_factory=list)
@@ -49,6 +55,17 @@ class PageModel:
     @property
     def num_free(self) -> int:
         return self.num_pages - len(self.held)
+
+    @property
+    def dropping_order(self) -> list[ModelPage]:
+        """Idle pages: those without a pin before those with one."""
+        pages = [page for page, _ in self.idle]
+        return sorted(pages, key=lambda page: page.is_pinned)
+
+    @property
+    def pinned(self) -> list[ModelPage]:
+        pages = [*self.held, *(page for page, _ in self.idle)]
+        return [page for page in pages if page.is_pinned]
 
     @property
     def names(self) -> dict[bytes, ModelPage]:
@@ -64,7 +81,8 @@ class PageModel:
     def append(self, sequence: ModelSequence, start: int, numbers: list[int]) -> None:
         needed = self.num_needed(sequence, len(numbers))
         lacking = max(0, needed - (self.num_free - len(self.idle)))
-        del self.idle[:lacking]
+        dropped = self.dropping_order[:lacking]
+        self.idle = [(page, used_at) for page, used_at in self.idle if page not in dropped]
         offset = len(sequence.numbers) % self.page_tokens
         if offset:
             last = sequence.pages[-1]
@@ -72,7 +90,7 @@ class PageModel:
                 last.num_holders -= 1
                 sequence.pages[-1] = ModelPage(last.numbers[:offset])
             else:
-                last.block = None
+                last.unname()
         for index, number in enumerate(numbers):
             if len(sequence.numbers) % self.page_tokens == 0:
                 sequence.pages.append(ModelPage())
@@ -85,7 +103,7 @@ class PageModel:
         sequence.positions.pop()
         last = sequence.pages[-1]
         if last.num_holders == 1:
-            last.block = None
+            last.unname()
             last.numbers.pop()
         if len(sequence.numbers) % self.page_tokens == 0:
             self._let_go(sequence.pages.pop())
@@ -104,7 +122,7 @@ class PageModel:
                 result.append(Block(key, first, len(positions)))
         return result
 
-    def publish(self, sequence: ModelSequence, blocks: list[Block]) -> None:
+    def publish(self, sequence: ModelSequence, blocks: list[Block], pinning: Pinning = AS_IT_IS) -> None:
         used = []
         for block in blocks:
             page = sequence.pages[sequence.positions.index(block.start) // self.page_tokens]
@@ -112,7 +130,33 @@ class PageModel:
             if taken is None and page.block is None:
                 page.block = block
             used.append(taken or page)
+        self.pin(used, pinning)
         self.touch(used)
+
+    def pin(self, pages: list[ModelPage], pinning: Pinning) -> None:
+        """Pin whole blocks of a context as far as they may be, or end their pins."""
+        for page in pages:
+            block = page.block
+            if block is None or block.num_tokens < self.page_tokens:
+                continue
+            if block.start + block.num_tokens > pinning.num_tokens:
+                continue
+            if pinning.retention is Retention.IN_MEMORY and page.is_pinned:
+                page.is_pinned = False
+                self.touch([page])
+            if pinning.retention is Retention.DAY:
+                if not page.is_pinned and not self.make_room_for_pin():
+                    return
+                page.is_pinned = True
+                self.touch([page])
+
+    def make_room_for_pin(self) -> bool:
+        if len(self.pinned) < self.max_pinned:
+            return True
+        idle = [page for page, _ in self.idle if page.is_pinned]
+        if idle:
+            idle[0].is_pinned = False
+        return bool(idle)
 
     def can_share(self, sequence: ModelSequence, blocks: list[Block]) -> bool:
         end, num_tokens = sequence.end, len(sequence.numbers)
@@ -122,7 +166,13 @@ class PageModel:
             end, num_tokens = block.start + block.num_tokens, num_tokens + block.num_tokens
         return True
 
-    def share(self, sequence: ModelSequence, blocks: list[Block]) -> int:
+    def share(self, sequence: ModelSequence, blocks: list[Block], pinning: Pinning = AS_IT_IS) -> int:
+        num_before = len(sequence.pages)
+        num_shared = self._share(sequence, blocks)
+        self.pin(sequence.pages[num_before:], pinning)
+        return num_shared
+
+    def _share(self, sequence: ModelSequence, blocks: list[Block]) -> int:
         for count, block in enumerate(blocks):
             page = self.names.get(block.key)
             if page is None or page.block != block:
@@ -141,8 +191,11 @@ class PageModel:
                 self.idle.append((page, self.now))
 
     def expire(self) -> None:
+        for page, used_at in self.idle:
+            page.is_pinned = page.is_pinned and used_at > self.now - PIN_S
         if self.ttl_s:
-            self.idle = [(page, used_at) for page, used_at in self.idle if used_at > self.now - self.ttl_s]
+            over = self.now - self.ttl_s
+            self.idle = [(page, used_at) for page, used_at in self.idle if page.is_pinned or used_at > over]
 
     def _let_go(self, page: ModelPage) -> None:
         page.num_holders -= 1

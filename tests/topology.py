@@ -40,6 +40,7 @@ def topology() -> scaler_pb2.Topology:
                 num_tails=2,
                 cached_tokens=256,
                 shared_tokens=1024,
+                pinned_tokens=128,
             ),
             scaler_pb2.AttentionNodeStatus(node_id="a-2", state="draining", address="127.0.0.1:9002"),
         ],

@@ -50,7 +50,13 @@ async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "named",
-    [{"headers": {"x-session-id": "s"}}, {"user": "s"}, {"headers": {"x-session-id": "s"}, "user": "t"}],
+    [
+        {"headers": {"x-session-id": "s"}},
+        {"user": "s"},
+        {"headers": {"x-session-id": "s"}, "user": "t"},
+        {"prompt_cache_key": "s"},
+        {"user": "s", "prompt_cache_key": "k"},
+    ],
 )
 async def test_a_session_stays_on_its_node(folder: Path, named: dict[str, Any]) -> None:
     async with (

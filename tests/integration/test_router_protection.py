@@ -621,3 +621,28 @@ async def test_without_keys_requests_share_unless_they_ask_not_to(model: Path) -
             refused = await client.post("/v1/completions", json=BODY | {"cache_salt": salt})
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == "cache_salt"
+
+
+async def test_weight_nodes_are_told_how_long_prompts_are_to_stay(model: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(model, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        bodies: dict[str, dict[str, Any]] = {
+            "completions": BODY,
+            "chat/completions": chat,
+            "responses": {"input": "a"},
+        }
+        for path, body in bodies.items():
+            for retention in ("24h", "in_memory", None):
+                answer = await client.post(f"/v1/{path}", json=body | {"prompt_cache_retention": retention})
+                assert answer.status_code == 200
+                if path == "responses":
+                    assert answer.json()["prompt_cache_retention"] == retention
+            for refused in ("in-memory", "1h", "", 24):
+                answer = await client.post(f"/v1/{path}", json=body | {"prompt_cache_retention": refused})
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"] == "prompt_cache_retention"
+        assert [request.cache_retention for request in node.requests] == ["24h", "in_memory", ""] * 3

@@ -17,6 +17,7 @@ from kernelflume.anode.pages import PageAllocator
 from kernelflume.core.blocks import KEY_BYTES
 from kernelflume.core.errors import KvPoolExhaustedError, LifecycleError
 from kernelflume.core.geometry import KvGeometry
+from kernelflume.core.retention import AS_IT_IS, PIN_S, Pinning, Retention
 from kernelflume.runtime.clock import ManualClock
 
 GEOMETRY = KvGeometry(
@@ -27,8 +28,16 @@ NUM_PAGES, PAGE_TOKENS = 12, 3
 IDS = st.integers(0, 3)
 KEYS = [bytes([number]) * KEY_BYTES for number in range(16)]
 FIRST_KEYS = st.integers(0, len(KEYS) - 1)
-TURNS = st.tuples(IDS, st.integers(1, 4), st.integers(0, 2), FIRST_KEYS)
 GONE = b"-" * KEY_BYTES
+PINNINGS = st.one_of(
+    st.just(AS_IT_IS),
+    st.builds(
+        Pinning,
+        st.sampled_from([Retention.DAY, Retention.DAY, Retention.IN_MEMORY]),
+        st.integers(0, NUM_PAGES * PAGE_TOKENS),
+    ),
+)
+TURNS = st.tuples(IDS, st.integers(1, 4), st.integers(0, 2), FIRST_KEYS, PINNINGS)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -37,20 +46,28 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(
         is_cache=st.sampled_from([True, True, True, False]),
         ttl_s=st.sampled_from([0.0, 5.0]),
+        pinned_share=st.sampled_from([0.0, 0.25, 0.25, 0.5, 1.0]),
         turns=st.lists(TURNS, min_size=3, max_size=6),
     )
-    def begin(self, is_cache: bool, ttl_s: float, turns: list[tuple[int, int, int, int]]) -> None:
+    def begin(
+        self,
+        is_cache: bool,
+        ttl_s: float,
+        pinned_share: float,
+        turns: list[tuple[int, int, int, int, Pinning]],
+    ) -> None:
         self.clock = ManualClock()
         self.pool = KvPool(
             GEOMETRY,
             page_tokens=PAGE_TOKENS,
             num_bytes=NUM_PAGES * PAGE_TOKENS * GEOMETRY.token_bytes,
-            blocks=BlockIndex(self.clock, is_cache=is_cache, ttl_s=ttl_s),
+            blocks=BlockIndex(self.clock, is_cache=is_cache, ttl_s=ttl_s, pinned_share=pinned_share),
         )
         assert isinstance(self.pool.storage, HostPages)
         self.pages = self.pool.storage
         self.sequences: dict[int, HeldSequence] = {}
-        self.model = PageModel(NUM_PAGES, PAGE_TOKENS, is_cache, ttl_s)
+        max_pinned = int(NUM_PAGES * pinned_share) if is_cache else 0
+        self.model = PageModel(NUM_PAGES, PAGE_TOKENS, is_cache, ttl_s, max_pinned)
         self.last_number = 0
         for turn in turns:
             self.turn(turn)
@@ -67,13 +84,13 @@ class PoolMachine(RuleBasedStateMachine):
         return known[index % len(known)] if known else index
 
     @rule(turn=TURNS)
-    def turn(self, turn: tuple[int, int, int, int]) -> None:
+    def turn(self, turn: tuple[int, int, int, int, Pinning]) -> None:
         """What a request does: it grows, and names what it holds."""
-        sequence_id, num_pages, num_more, first_key = turn
+        sequence_id, num_pages, num_more, first_key, pinning = turn
         sequence, model = self.pair(sequence_id)
         padding = -len(model.numbers) % PAGE_TOKENS
         self.append(sequence_id, padding + num_pages * PAGE_TOKENS + num_more, 0, one_by_one=False)
-        self.publish_of(sequence, model, first_key)
+        self.publish_of(sequence, model, first_key, pinning)
 
     @rule(
         sequence_id=IDS,
@@ -84,6 +101,9 @@ class PoolMachine(RuleBasedStateMachine):
     def append(self, sequence_id: int, num_tokens: int, gap: int, one_by_one: bool) -> None:
         sequence, model = self.pair(sequence_id)
         before = (list(sequence.pages), list(sequence.extents), self.pool.blocks.idle_pages)
+        pinned = {page.block for page in self.model.pinned}
+        num_pinned_idle = sum(page.is_pinned for page, _ in self.model.idle)
+        num_unpinned = self.model.num_free - num_pinned_idle
         start = model.end + gap
         num_tokens = 1 if one_by_one else num_tokens
         try:
@@ -95,6 +115,9 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.model.num_needed(model, num_tokens) > self.model.num_free
             assert before == (list(sequence.pages), sequence.extents, self.pool.blocks.idle_pages)
             return
+        if self.model.num_needed(model, num_tokens) <= num_unpinned:
+            # There was other room: no pin, and no pinned block, went for it.
+            assert pinned == {self.pool.blocks.block_of(page) for page in self.pool.blocks.pinned_pages}
         numbers = list(range(self.last_number + 1, self.last_number + 1 + num_tokens))
         self.last_number += num_tokens
         rows = np.zeros((2, num_tokens, 2, 2, 2), np.float32)
@@ -116,14 +139,16 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.release(self.sequences.pop(sequence_id))
         self.model.release(sequence_id)
 
-    @rule(index=IDS, first_key=FIRST_KEYS)
-    def publish(self, index: int, first_key: int) -> None:
-        self.publish_of(*self.pair(self.known(index)), first_key)
+    @rule(index=IDS, first_key=FIRST_KEYS, pinning=PINNINGS)
+    def publish(self, index: int, first_key: int, pinning: Pinning) -> None:
+        self.publish_of(*self.pair(self.known(index)), first_key, pinning)
 
-    def publish_of(self, sequence: HeldSequence, model: ModelSequence, first_key: int) -> None:
+    def publish_of(
+        self, sequence: HeldSequence, model: ModelSequence, first_key: int, pinning: Pinning
+    ) -> None:
         blocks = self.model.blocks_of(model, KEYS[first_key:] + KEYS[:first_key])
-        self.pool.publish(sequence, blocks)
-        self.model.publish(model, blocks)
+        self.pool.publish(sequence, blocks, pinning)
+        self.model.publish(model, blocks, pinning)
 
     @rule(
         index=IDS,
@@ -137,8 +162,8 @@ class PoolMachine(RuleBasedStateMachine):
         if Block(key, start, count) not in self.model.blocks_of(model, [key] * len(model.pages)):
             self.pool.publish(sequence, [Block(key, start, count)])
 
-    @rule(data=st.data(), sequence_id=IDS)
-    def share(self, data: st.DataObject, sequence_id: int) -> None:
+    @rule(data=st.data(), sequence_id=IDS, pinning=PINNINGS)
+    def share(self, data: st.DataObject, sequence_id: int, pinning: Pinning) -> None:
         """Share what follows, up to a name that nothing has."""
         sequence, model = self.pair(sequence_id)
         blocks: list[Block] = []
@@ -148,8 +173,8 @@ class PoolMachine(RuleBasedStateMachine):
             gone = Block(GONE, blocks[-1].start + PAGE_TOKENS if blocks else model.end, PAGE_TOKENS)
             fit += [gone] if self.model.can_share(model, [*blocks, gone]) else []
             blocks += [data.draw(st.sampled_from(fit))] if fit else []
-        num_shared = self.model.share(model, blocks)
-        assert self.pool.share(sequence, blocks) == num_shared
+        num_shared = self.model.share(model, blocks, pinning)
+        assert self.pool.share(sequence, blocks, pinning) == num_shared
 
     @rule(data=st.data(), sequence_id=IDS)
     def share_what_may_not_follow(self, data: st.DataObject, sequence_id: int) -> None:
@@ -168,8 +193,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.blocks.touch([page for page in found if page is not None])
         self.model.touch([names[key] for key in keys])
 
-    @rule(seconds=st.integers(0, 4))
-    def wait(self, seconds: int) -> None:
+    @rule(seconds=st.sampled_from([0, 1, 2, 3, 4, PIN_S / 2, PIN_S]))
+    def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.model.now += seconds
         self.pool.book.expire()
@@ -196,7 +221,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(named) == len(names)
         assert self.pool.blocks.num_idle_tokens == sum(len(page.numbers) for page, _ in self.model.idle)
         assert [self.pool.blocks.block_of(page) for page in self.pool.blocks.idle_pages] == [
-            page.block for page, _ in self.model.idle
+            page.block for page in self.model.dropping_order
         ]
         for key, model_page in names.items():
             page = self.pool.blocks.find(key)
@@ -207,6 +232,16 @@ class PoolMachine(RuleBasedStateMachine):
             first = page * PAGE_TOKENS
             found = self.pages.bits[0, 0, 0, first : first + model_page.block.num_tokens, 0]
             assert found.view(np.float32).tolist() == model_page.numbers[: model_page.block.num_tokens]
+
+    @invariant()
+    def pins_are_those_of_the_model_and_never_more_than_the_share(self) -> None:
+        blocks = self.pool.blocks
+        assert blocks.num_pinned == len(blocks.pinned_pages) <= blocks.max_pinned == self.model.max_pinned
+        assert {blocks.block_of(page) for page in blocks.pinned_pages} == {
+            page.block for page in self.model.pinned
+        }
+        kept = {*blocks.idle_pages, *(page for item in self.sequences.values() for page in item.pages)}
+        assert kept.issuperset(blocks.pinned_pages)
 
     @invariant()
     def the_count_of_tokens_is_exact(self) -> None:

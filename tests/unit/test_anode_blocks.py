@@ -11,10 +11,13 @@ from tests.anode import GEOMETRY, Tokens
 from tests.exchange_node import PAGE_TOKENS, Node, ask, check_layer, store
 
 from kernelflume.core.blocks import KEY_BYTES
+from kernelflume.core.retention import AS_IT_IS
 from kernelflume.transport import wire
 
 if TYPE_CHECKING:
     from tests.anode import WeightNode
+
+    from kernelflume.core.retention import Pinning
 
 Blocks = list[tuple[bytes, int, int]]
 
@@ -41,16 +44,18 @@ def find(node: Node, weight: WeightNode, blocks: Blocks, *, number: int = 1) -> 
     return cast("list[bool]", answer.is_here.tolist())
 
 
-def share(node: Node, weight: WeightNode, sequence: int, blocks: Blocks) -> int:
-    weight.share(sequence, blocks)
+def share(node: Node, weight: WeightNode, sequence: int, blocks: Blocks, pinning: Pinning = AS_IT_IS) -> int:
+    weight.share(sequence, blocks, pinning)
     answer = answer_of(node, weight)
     assert isinstance(answer, wire.Shared)
     assert (answer.sequence, answer.num_free_pages) == (sequence, node.pool.num_free_pages)
     return answer.num_blocks
 
 
-def publish(node: Node, weight: WeightNode, sequence: int, blocks: Blocks) -> None:
-    weight.publish(sequence, blocks)
+def publish(
+    node: Node, weight: WeightNode, sequence: int, blocks: Blocks, pinning: Pinning = AS_IT_IS
+) -> None:
+    weight.publish(sequence, blocks, pinning)
     assert answer_of(node, weight) == wire.Published(sequence, len(blocks), node.pool.num_free_pages)
 
 
@@ -76,11 +81,13 @@ def check(node: Node, weight: WeightNode, sequence: int, tokens: Tokens, *, step
     check_layer(weight, queries, [(1, tokens)], 0)
 
 
-def named(node: Node, weight: WeightNode, sequence: int, num_tokens: int) -> tuple[Tokens, Blocks]:
+def named(
+    node: Node, weight: WeightNode, sequence: int, num_tokens: int, pinning: Pinning = AS_IT_IS
+) -> tuple[Tokens, Blocks]:
     """Store a sequence and name its blocks."""
     tokens = store(node, weight, sequence, num_tokens)
     blocks = blocks_of(str(sequence), num_tokens)
-    publish(node, weight, sequence, blocks)
+    publish(node, weight, sequence, blocks, pinning)
     return tokens, blocks
 
 

@@ -12,17 +12,18 @@ from kernelflume.anode.pages_parts import parts_of
 from kernelflume.cli.page_check import pages_of
 from kernelflume.core.page_audit import ClusterPages, SequenceName, audit
 from kernelflume.core.ranges import OwnedRange, SequenceRoute, TokenRange
+from kernelflume.core.retention import Pinning, Retention
 
 
 def busy_node() -> Node:
-    """Sequences 5 and 6 share two pages, 5 and 7 have one of their own each; two pages are cached."""
-    node = Node(num_pages=12)
+    """5 and 6 share two pages, one of them pinned, 5 and 7 have one of their own each; two are cached."""
+    node = Node(num_pages=12, pinned_share=0.25)
     first, second = node.link("w-1#1"), node.link("w-2#1")
     named(node, first, 4, 8)
     free(node, first, 4)
     _, blocks = named(node, first, 5, 10)
     assert find(node, second, blocks_of("4", 8)) == [True, True]
-    assert share(node, second, 6, blocks[:2]) == 2
+    assert share(node, second, 6, blocks[:2], Pinning(Retention.DAY, 4)) == 2
     store(node, second, 7, 3)
     return node
 
@@ -37,6 +38,8 @@ def test_a_listing_in_parts_is_whole_again(part_pages: int) -> None:
     assert sorted(pages.num_holders) == [0] * 8 + [1, 1, 2, 2]
     assert list(pages.cached) == list(node.pool.blocks.idle_pages)
     assert len(pages.free) == 6
+    assert list(pages.pinned) == list(node.pool.blocks.pinned_pages)
+    assert (len(pages.pinned), pages.max_pinned) == (1, 3)
     assert {name: held.ranges for name, held in pages.sequences.items()} == {
         SequenceName("w-1#1", 5): (TokenRange(0, 10),),
         SequenceName("w-2#1", 6): (TokenRange(0, 8),),
@@ -65,6 +68,7 @@ def test_the_figures_tell_hits_and_what_is_cached() -> None:
     assert (statistics.num_tokens, statistics.num_cached_tokens) == (10 + 3, 8)
     assert (statistics.tokens_found, statistics.tokens_shared) == (8, 8)
     assert (statistics.pages_evicted, statistics.pages_expired) == (0, 0)
+    assert (statistics.num_pinned_tokens, statistics.max_pinned_tokens) == (4, 12)
 
 
 def test_metrics_are_those_that_were_told_last() -> None:
@@ -82,6 +86,14 @@ def test_metrics_are_those_that_were_told_last() -> None:
         "kernelflume_cache_tokens_shared_total": 8,
         'kernelflume_cache_evicted_pages_total{reason="room"}': 0,
         'kernelflume_cache_evicted_pages_total{reason="ttl"}': 0,
+        "kernelflume_cache_pinned_tokens": 4,
+        "kernelflume_cache_max_pinned_tokens": 12,
+        "kernelflume_cache_pages_pinned_total": 1,
+        "kernelflume_cache_pins_refused_total": 0,
+        'kernelflume_cache_pins_ended_total{reason="displaced"}': 0,
+        'kernelflume_cache_pins_ended_total{reason="room"}': 0,
+        'kernelflume_cache_pins_ended_total{reason="expired"}': 0,
+        'kernelflume_cache_pins_ended_total{reason="given_up"}': 0,
     }
     store(node, weight, 1, 16)
     store(node, weight, 2, 12)

@@ -30,9 +30,9 @@ def test_the_tables_say_state_use_and_ranges() -> None:
     )
     tables = [line.partition(" 127.0.0.1:")[0].partition(" address")[0].rstrip() for line in lines[3:]]
     last = "% threshold % tails full in sequences"
-    used, none = "22.5 MiB 11.2 MiB 45.0 MiB", "     0 B      0 B      0 B"
+    used, none = "22.5 MiB 11.2 MiB 5.6 MiB 45.0 MiB", "     0 B      0 B     0 B      0 B"
     assert tables == [
-        f"attention node state                 KV used   cached   reused capacity    {last}",
+        f"attention node state                 KV used   cached  pinned   reused capacity    {last}",
         f"a-1            active               {used} 90.0 MiB 25.0        90.0     2  42.0 s         1",
         f"a-2            draining, lease lost {none}      0 B    -           -     0       -         0",
         "weight node role epoch running waiting tokens waiting    step",
@@ -59,7 +59,7 @@ def test_nodes_of_a_scaler_without_a_geometry_are_shown_in_tokens() -> None:
     message = topology()
     for node in message.attention_nodes:
         node.kv_bytes_per_token = 0
-    assert " 512 tokens 256 tokens 1024 tokens 2048 tokens 25.0 " in shown(message)
+    assert " 512 tokens 256 tokens 128 tokens 1024 tokens 2048 tokens 25.0 " in shown(message)
 
 
 def test_the_first_nodes_are_no_work_of_a_policy() -> None:

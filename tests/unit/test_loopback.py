@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+import threading
+
 import numpy as np
 import pytest
 
@@ -55,6 +58,31 @@ def test_notices_go_both_ways() -> None:
     pair.b.notify("a", b"3")
     assert pair.b.poll() == [Notice("a", b"1"), Notice("a", b"2")]
     assert pair.a.poll() == [Notice("b", b"3")]
+
+
+def test_no_notice_is_lost_that_comes_during_a_poll() -> None:
+    network = LoopbackNetwork()
+    sender, receiver = LoopbackTransport("a", network), LoopbackTransport("b", network)
+    sender.connect("b", receiver.metadata())
+    sent = [str(number).encode() for number in range(50_000)]
+
+    def send() -> None:
+        for notice in sent:
+            sender.notify("b", notice)
+
+    thread = threading.Thread(target=send)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        thread.start()
+        received = []
+        while thread.is_alive():
+            received += receiver.poll()
+    finally:
+        thread.join()
+        sys.setswitchinterval(interval_s)
+    received += receiver.poll()
+    assert [notice.payload for notice in received] == sent
 
 
 def test_a_write_outside_its_region_is_refused() -> None:

@@ -67,12 +67,20 @@ def cluster(*nodes: NodePages, **fields: object) -> ClusterPages:
 
 def test_a_sound_cluster_has_no_fault() -> None:
     assert audit(cluster()) == ()
+    assert audit(cluster(node(pinned=[0, 4], max_pinned=2), OTHER)) == ()
 
 
 @pytest.mark.parametrize(
     ("looked_at", "faults"),
     [
         (cluster(node(free=[5]), OTHER), [(FaultKind.LOST_PAGE, "page 6")]),
+        (cluster(node(pinned=[0, 4, 5], max_pinned=3), OTHER), [(FaultKind.WRONG_PIN, "page 5")]),
+        (cluster(node(pinned=[0, 4, 4], max_pinned=3), OTHER), [(FaultKind.WRONG_PIN, "page 4")]),
+        (cluster(node(pinned=[9], max_pinned=3), OTHER), [(FaultKind.WRONG_PIN, "page 9")]),
+        (
+            cluster(node(pinned=[0, 1, 4], max_pinned=2), OTHER),
+            [(FaultKind.TOO_MANY_PINS, "3 pages, where 2 may be pinned")],
+        ),
         (cluster(node(cached=[4, 5]), OTHER), [(FaultKind.PAGE_COUNTED_TWICE, "page 5")]),
         (cluster(node(free=[5, 6, 6]), OTHER), [(FaultKind.PAGE_COUNTED_TWICE, "page 6")]),
         (cluster(node(free=[1, 5, 6]), OTHER), [(FaultKind.PAGE_COUNTED_TWICE, "page 1")]),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelflume.core.errors import HandshakeError
+from kernelflume.core.retention import Pinning, Retention
 from kernelflume.transport import wire
 
 PLAN = np.array([(1, 1, 700), (2**40, 31, 0)], wire.PLAN_DTYPE)
@@ -36,8 +37,10 @@ NOTICES: list[wire.WireNotice] = [
     wire.Find(number=2**32 - 1, keys=BLOCKS["key"]),
     wire.Found(number=7, is_here=np.array([True, False, True, True, False, False, True, True, True])),
     wire.Share(sequence=2**63, blocks=BLOCKS),
+    wire.Share(sequence=1, blocks=BLOCKS, pinning=Pinning(Retention.DAY, 2**32 - 1)),
     wire.Shared(sequence=2**63, num_blocks=2, num_free_pages=9),
     wire.Publish(sequence=2**63, appends=2**32 - 1, blocks=BLOCKS[1:]),
+    wire.Publish(sequence=2**63, appends=7, blocks=BLOCKS, pinning=Pinning(Retention.IN_MEMORY, 9)),
     wire.Published(sequence=3, num_blocks=512, num_free_pages=2**32 - 1),
     wire.LaneData(wire.Kind.LANE_QUERY, lane=1, layer=126, step=2**32 - 1),
     wire.LaneData(wire.Kind.LANE_APPEND, lane=0, layer=0, step=7),
@@ -90,6 +93,13 @@ def test_a_partial_of_an_unknown_status_is_refused() -> None:
     payload = bytearray(NOTICES[5].encode())
     payload[8] = 9
     with pytest.raises(HandshakeError):
+        wire.decode(bytes(payload))
+
+
+def test_an_unknown_retention_is_refused() -> None:
+    payload = bytearray(wire.Publish(sequence=1, appends=0, blocks=BLOCKS).encode())
+    payload[1] = 3
+    with pytest.raises(HandshakeError, match="3 stands for no retention"):
         wire.decode(bytes(payload))
 
 

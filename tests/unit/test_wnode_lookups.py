@@ -18,6 +18,7 @@ from kernelflume.wnode.lookups import MAX_ATTEMPTS, Lookups
 from kernelflume.wnode.publisher import MAX_OPEN, MAX_OPEN_MOVING, Publisher
 
 if TYPE_CHECKING:
+    from kernelflume.core.retention import Pinning
     from kernelflume.wnode.sequence import Sequence
 
 PAGE_TOKENS = 4
@@ -34,6 +35,7 @@ class FakeNode:
     finds: list[tuple[int, np.ndarray]] = field(default_factory=list)
     shares: list[tuple[int, np.ndarray]] = field(default_factory=list)
     publishes: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    pinnings: list[Pinning] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
     holds: dict[int, list[int]] = field(default_factory=dict)
     num_endings: int = 0
@@ -46,13 +48,15 @@ class FakeNode:
         self._check()
         self.finds.append((number, keys))
 
-    def send_share(self, sequence_id: int, blocks: np.ndarray) -> None:
+    def send_share(self, sequence_id: int, blocks: np.ndarray, pinning: Pinning) -> None:
         self._check()
         self.shares.append((sequence_id, blocks))
+        self.pinnings.append(pinning)
 
-    def send_publish(self, sequence_id: int, blocks: np.ndarray) -> None:
+    def send_publish(self, sequence_id: int, blocks: np.ndarray, pinning: Pinning) -> None:
         self._check()
         self.publishes.append((sequence_id, blocks))
+        self.pinnings.append(pinning)
 
     def send_free(self, sequence_ids: list[int]) -> None:
         self._check()

@@ -43,11 +43,14 @@ class CheckResult:
         num_pages = sum(len(node.num_holders) for node in nodes)
         num_cached = sum(len(node.cached) for node in nodes)
         num_free = sum(len(node.free) for node in nodes)
+        num_pinned = sum(len(node.pinned) for node in nodes)
         num_sequences = len({name for node in nodes for name in node.sequences})
         checked = (
             f"{len(nodes)} attention node(s), {num_pages} pages: {num_pages - num_cached - num_free} held by "
             f"{num_sequences} sequence(s), {num_cached} cached, {num_free} free"
         )
+        if num_pinned:
+            checked += f"; {num_pinned} of those held or cached are pinned"
         if not self.faults:
             return [checked, "every page is accounted for"]
         seen = f"wrong in two looks {BETWEEN_LOOKS_S:g} s apart, as what moves meanwhile is in one alone:"
@@ -62,6 +65,7 @@ class CheckResult:
                     "num_pages": len(node.num_holders),
                     "num_cached_pages": len(node.cached),
                     "num_free_pages": len(node.free),
+                    "num_pinned_pages": len(node.pinned),
                     "num_sequences": len(node.sequences),
                 }
                 for node in self.looked_at.nodes
@@ -147,6 +151,8 @@ def pages_of(node_id: str, parts: Iterable[anode_pb2.PagesPart]) -> NodePages:
         num_holders=tuple(whole.num_holders),
         cached=tuple(whole.cached_pages),
         free=tuple(whole.free_pages),
+        pinned=tuple(whole.pinned_pages),
+        max_pinned=whole.max_pinned_pages,
         sequences={
             SequenceName(item.weight_node, item.sequence_id): HeldPages(
                 tuple(TokenRange(span.start, span.end) for span in item.ranges), tuple(item.pages)

@@ -82,7 +82,17 @@ def ranges(owned: Sequence[common_pb2.OwnedRange]) -> str:
 
 def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
     rows = table(
-        *("attention node", "state", ">KV used", ">cached", ">reused", ">capacity", ">%", ">threshold %"),
+        *(
+            "attention node",
+            "state",
+            ">KV used",
+            ">cached",
+            ">pinned",
+            ">reused",
+            ">capacity",
+            ">%",
+            ">threshold %",
+        ),
         *(">tails", ">full in", ">sequences", "address"),
     )
     for node in nodes:
@@ -91,6 +101,7 @@ def _attention_nodes(nodes: Sequence[scaler_pb2.AttentionNodeStatus]) -> Table:
             node_state(node),
             kv_size(node.used_tokens, node.kv_bytes_per_token),
             kv_size(node.cached_tokens, node.kv_bytes_per_token),
+            kv_size(node.pinned_tokens, node.kv_bytes_per_token),
             kv_size(node.shared_tokens, node.kv_bytes_per_token),
             kv_size(node.capacity_tokens, node.kv_bytes_per_token),
             percent(node.used_tokens, node.capacity_tokens),

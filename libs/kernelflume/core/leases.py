@@ -22,6 +22,7 @@ _LARGE_COUNTS = frozenset(
         "reserved_tokens",
         "cached_tokens",
         "shared_tokens",
+        "pinned_tokens",
         "waiting_tokens",
     }
 )
@@ -61,6 +62,8 @@ class NodeLoad:
     """Attention node: tokens kept though no sequence holds them; their pages count as free."""
     shared_tokens: int = 0
     """Attention node: tokens that sequences were given without being computed again, since its start."""
+    pinned_tokens: int = 0
+    """Attention node: tokens of pinned blocks, held by sequences or cached."""
     waiting_tokens: int = 0
     """Weight node: tokens accepted whose keys and values are not computed yet."""
     tails: tuple[tuple[str, int], ...] = ()

@@ -29,6 +29,10 @@ class FaultKind(StrEnum):
     """Neither free, nor cached, nor held by a sequence: nobody will ever use it again."""
     PAGE_COUNTED_TWICE = "page counted twice"
     """In more than one of those states."""
+    WRONG_PIN = "wrong pin"
+    """Of a page that is neither held nor cached, or one of two of the same page."""
+    TOO_MANY_PINS = "too many pins"
+    """More pages are pinned than the node allows."""
     WRONG_HOLDERS = "wrong number of holders"
     """As many sequences hold the page as the node does not count."""
     WRONG_PAGES = "wrong pages"
@@ -78,6 +82,10 @@ class NodePages:
     cached: Sequence[int]
     """Pages that are kept though no sequence holds them."""
     free: Sequence[int]
+    pinned: Sequence[int] = ()
+    """Pages, held or cached, that requests pinned."""
+    max_pinned: int = 0
+    """Most of them."""
     sequences: Mapping[SequenceName, HeldPages]
 
 
@@ -137,6 +145,7 @@ def _pages(node: NodePages) -> Iterator[Fault]:
     yield from _named(
         node.node_id, FaultKind.PAGE_COUNTED_TWICE, sorted(page for page in states if states[page] > 1)
     )
+    yield from _pins(node)
     for page in range(num_pages):
         if named[page] != node.num_holders[page]:
             detail = f"page {page} counts {node.num_holders[page]}, and {named[page]} sequences name it"
@@ -144,6 +153,17 @@ def _pages(node: NodePages) -> Iterator[Fault]:
     outside = sorted(page for page in {*states, *named} if not 0 <= page < num_pages)
     if outside:
         yield Fault(node.node_id, FaultKind.WRONG_PAGES, f"there are no pages {_listed(outside)}")
+
+
+def _pins(node: NodePages) -> Iterator[Fault]:
+    """A pin is of a page that is held or cached, and there are not more of them than may be."""
+    kept = {*node.cached, *(page for page, holders in enumerate(node.num_holders) if holders)}
+    times = Counter(node.pinned)
+    wrong = sorted(page for page in times if times[page] > 1 or page not in kept)
+    yield from _named(node.node_id, FaultKind.WRONG_PIN, wrong)
+    if len(node.pinned) > node.max_pinned:
+        detail = f"{len(node.pinned)} pages, where {node.max_pinned} may be pinned"
+        yield Fault(node.node_id, FaultKind.TOO_MANY_PINS, detail)
 
 
 def _named(node_id: str, kind: FaultKind, pages: Sequence[int]) -> Iterator[Fault]:

@@ -123,9 +123,8 @@ class LoopbackTransport:
 
     def poll(self) -> list[Notice]:
         """Return what arrived."""
-        arrived = list(self._inbox)
-        self._inbox.clear()
-        return arrived
+        # One by one: what another thread posts between a copy and a clear would be lost.
+        return [self._inbox.popleft() for _ in range(len(self._inbox))]
 
     def close(self) -> None:
         """Leave the network."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kernelflume.rpc.v1 import common_pb2 as kernelflume_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekernelflume/rpc/v1/anode.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"\x12\n\x10ListPagesRequest\"\x95\x01\n\tPagesPart\x12\x13\n\x0bpage_tokens\x18\x01 \x01(\r\x12\x13\n\x0bnum_holders\x18\x02 \x03(\r\x12\x14\n\x0c\x63\x61\x63hed_pages\x18\x03 \x03(\r\x12\x12\n\nfree_pages\x18\x04 \x03(\r\x12\x34\n\tsequences\x18\x05 \x03(\x0b\x32!.kernelflume.rpc.v1.SequencePages\"w\n\rSequencePages\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12-\n\x06ranges\x18\x03 \x03(\x0b\x32\x1d.kernelflume.rpc.v1.TokenSpan\x12\r\n\x05pages\x18\x04 \x03(\r\"\'\n\tTokenSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"\xb2\x02\n\x0e\x43onnectRequest\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12.\n\x06limits\x18\x03 \x01(\x0b\x32\x1e.kernelflume.rpc.v1.LaneLimits\x12\x39\n\x0fpartial_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x18\n\x10\x64oorbell_address\x18\x05 \x01(\t\x12\x16\n\x0e\x61ttention_node\x18\x06 \x01(\t\x12\x35\n\x0c\x64\x65vice_lanes\x18\x07 \x01(\x0b\x32\x1f.kernelflume.rpc.v1.DeviceLanes\"q\n\x0b\x44\x65viceLanes\x12\x10\n\x08max_rows\x18\x01 \x01(\r\x12\x13\n\x0bquery_first\x18\x02 \x01(\t\x12-\n\x05lanes\x18\x03 \x03(\x0b\x32\x1e.kernelflume.rpc.v1.DeviceLane\x12\x0c\n\x04path\x18\x04 \x01(\t\"?\n\nDeviceLane\x12\x31\n\x07regions\x18\x01 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\"1\n\nLaneLimits\x12\x11\n\tnum_lanes\x18\x01 \x01(\r\x12\x10\n\x08max_rows\x18\x02 \x01(\r\"\xe3\x02\n\x0f\x43onnectResponse\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12\x37\n\rquery_regions\x18\x03 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x38\n\x0e\x61ppend_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x07 \x01(\r\x12\x18\n\x10\x64oorbell_address\x18\x08 \x01(\t\x12\x35\n\x0c\x64\x65vice_lanes\x18\t \x01(\x0b\x32\x1f.kernelflume.rpc.v1.DeviceLanes\"(\n\x11\x44isconnectRequest\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\"1\n\x12\x44isconnectResponse\x12\x1b\n\x13num_sequences_freed\x18\x01 \x01(\r\"\x1f\n\x1dGetAttentionStatisticsRequest\"\xeb\x03\n\x13\x41ttentionStatistics\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x14\n\x0c\x62uffer_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\t \x01(\x04\x12\x16\n\x0equeries_served\x18\n \x01(\x04\x12\x17\n\x0ftokens_appended\x18\x0b \x01(\x04\x12:\n\x05links\x18\x0c \x03(\x0b\x32+.kernelflume.rpc.v1.AttentionStatisticsLink\x12\x1d\n\x15scan_bytes_per_second\x18\r \x01(\x01\x12\x18\n\x10num_cached_pages\x18\x0e \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x0f \x01(\x04\x12\x14\n\x0ctokens_found\x18\x10 \x01(\x04\x12\x15\n\rtokens_shared\x18\x11 \x01(\x04\x12\x15\n\rpages_evicted\x18\x12 \x01(\x04\x12\x15\n\rpages_expired\x18\x13 \x01(\x04\"Y\n\x17\x41ttentionStatisticsLink\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\x04\x32\x81\x03\n\rAttentionNode\x12R\n\x07\x43onnect\x12\".kernelflume.rpc.v1.ConnectRequest\x1a#.kernelflume.rpc.v1.ConnectResponse\x12[\n\nDisconnect\x12%.kernelflume.rpc.v1.DisconnectRequest\x1a&.kernelflume.rpc.v1.DisconnectResponse\x12k\n\rGetStatistics\x12\x31.kernelflume.rpc.v1.GetAttentionStatisticsRequest\x1a\'.kernelflume.rpc.v1.AttentionStatistics\x12R\n\tListPages\x12$.kernelflume.rpc.v1.ListPagesRequest\x1a\x1d.kernelflume.rpc.v1.PagesPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekernelflume/rpc/v1/anode.proto\x12\x12kernelflume.rpc.v1\x1a\x1fkernelflume/rpc/v1/common.proto\"\x12\n\x10ListPagesRequest\"\xc5\x01\n\tPagesPart\x12\x13\n\x0bpage_tokens\x18\x01 \x01(\r\x12\x13\n\x0bnum_holders\x18\x02 \x03(\r\x12\x14\n\x0c\x63\x61\x63hed_pages\x18\x03 \x03(\r\x12\x12\n\nfree_pages\x18\x04 \x03(\r\x12\x34\n\tsequences\x18\x05 \x03(\x0b\x32!.kernelflume.rpc.v1.SequencePages\x12\x14\n\x0cpinned_pages\x18\x06 \x03(\r\x12\x18\n\x10max_pinned_pages\x18\x07 \x01(\r\"w\n\rSequencePages\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12-\n\x06ranges\x18\x03 \x03(\x0b\x32\x1d.kernelflume.rpc.v1.TokenSpan\x12\r\n\x05pages\x18\x04 \x03(\r\"\'\n\tTokenSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"\xb2\x02\n\x0e\x43onnectRequest\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12.\n\x06limits\x18\x03 \x01(\x0b\x32\x1e.kernelflume.rpc.v1.LaneLimits\x12\x39\n\x0fpartial_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x18\n\x10\x64oorbell_address\x18\x05 \x01(\t\x12\x16\n\x0e\x61ttention_node\x18\x06 \x01(\t\x12\x35\n\x0c\x64\x65vice_lanes\x18\x07 \x01(\x0b\x32\x1f.kernelflume.rpc.v1.DeviceLanes\"q\n\x0b\x44\x65viceLanes\x12\x10\n\x08max_rows\x18\x01 \x01(\r\x12\x13\n\x0bquery_first\x18\x02 \x01(\t\x12-\n\x05lanes\x18\x03 \x03(\x0b\x32\x1e.kernelflume.rpc.v1.DeviceLane\x12\x0c\n\x04path\x18\x04 \x01(\t\"?\n\nDeviceLane\x12\x31\n\x07regions\x18\x01 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\"1\n\nLaneLimits\x12\x11\n\tnum_lanes\x18\x01 \x01(\r\x12\x10\n\x08max_rows\x18\x02 \x01(\r\"\xe3\x02\n\x0f\x43onnectResponse\x12\x30\n\thandshake\x18\x01 \x01(\x0b\x32\x1d.kernelflume.rpc.v1.Handshake\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12\x37\n\rquery_regions\x18\x03 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x38\n\x0e\x61ppend_regions\x18\x04 \x03(\x0b\x32 .kernelflume.rpc.v1.MemoryRegion\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x07 \x01(\r\x12\x18\n\x10\x64oorbell_address\x18\x08 \x01(\t\x12\x35\n\x0c\x64\x65vice_lanes\x18\t \x01(\x0b\x32\x1f.kernelflume.rpc.v1.DeviceLanes\"(\n\x11\x44isconnectRequest\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\"1\n\x12\x44isconnectResponse\x12\x1b\n\x13num_sequences_freed\x18\x01 \x01(\r\"\x1f\n\x1dGetAttentionStatisticsRequest\"\xa1\x04\n\x13\x41ttentionStatistics\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x14\n\x0c\x62uffer_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\t \x01(\x04\x12\x16\n\x0equeries_served\x18\n \x01(\x04\x12\x17\n\x0ftokens_appended\x18\x0b \x01(\x04\x12:\n\x05links\x18\x0c \x03(\x0b\x32+.kernelflume.rpc.v1.AttentionStatisticsLink\x12\x1d\n\x15scan_bytes_per_second\x18\r \x01(\x01\x12\x18\n\x10num_cached_pages\x18\x0e \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x0f \x01(\x04\x12\x14\n\x0ctokens_found\x18\x10 \x01(\x04\x12\x15\n\rtokens_shared\x18\x11 \x01(\x04\x12\x15\n\rpages_evicted\x18\x12 \x01(\x04\x12\x15\n\rpages_expired\x18\x13 \x01(\x04\x12\x19\n\x11num_pinned_tokens\x18\x14 \x01(\x04\x12\x19\n\x11max_pinned_tokens\x18\x15 \x01(\x04\"Y\n\x17\x41ttentionStatisticsLink\x12\x13\n\x0bweight_node\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\x04\x32\x81\x03\n\rAttentionNode\x12R\n\x07\x43onnect\x12\".kernelflume.rpc.v1.ConnectRequest\x1a#.kernelflume.rpc.v1.ConnectResponse\x12[\n\nDisconnect\x12%.kernelflume.rpc.v1.DisconnectRequest\x1a&.kernelflume.rpc.v1.DisconnectResponse\x12k\n\rGetStatistics\x12\x31.kernelflume.rpc.v1.GetAttentionStatisticsRequest\x1a\'.kernelflume.rpc.v1.AttentionStatistics\x12R\n\tListPages\x12$.kernelflume.rpc.v1.ListPagesRequest\x1a\x1d.kernelflume.rpc.v1.PagesPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,31 +35,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPAGESREQUEST']._serialized_start=87
   _globals['_LISTPAGESREQUEST']._serialized_end=105
   _globals['_PAGESPART']._serialized_start=108
-  _globals['_PAGESPART']._serialized_end=257
-  _globals['_SEQUENCEPAGES']._serialized_start=259
-  _globals['_SEQUENCEPAGES']._serialized_end=378
-  _globals['_TOKENSPAN']._serialized_start=380
-  _globals['_TOKENSPAN']._serialized_end=419
-  _globals['_CONNECTREQUEST']._serialized_start=422
-  _globals['_CONNECTREQUEST']._serialized_end=728
-  _globals['_DEVICELANES']._serialized_start=730
-  _globals['_DEVICELANES']._serialized_end=843
-  _globals['_DEVICELANE']._serialized_start=845
-  _globals['_DEVICELANE']._serialized_end=908
-  _globals['_LANELIMITS']._serialized_start=910
-  _globals['_LANELIMITS']._serialized_end=959
-  _globals['_CONNECTRESPONSE']._serialized_start=962
-  _globals['_CONNECTRESPONSE']._serialized_end=1317
-  _globals['_DISCONNECTREQUEST']._serialized_start=1319
-  _globals['_DISCONNECTREQUEST']._serialized_end=1359
-  _globals['_DISCONNECTRESPONSE']._serialized_start=1361
-  _globals['_DISCONNECTRESPONSE']._serialized_end=1410
-  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_start=1412
-  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_end=1443
-  _globals['_ATTENTIONSTATISTICS']._serialized_start=1446
-  _globals['_ATTENTIONSTATISTICS']._serialized_end=1937
-  _globals['_ATTENTIONSTATISTICSLINK']._serialized_start=1939
-  _globals['_ATTENTIONSTATISTICSLINK']._serialized_end=2028
-  _globals['_ATTENTIONNODE']._serialized_start=2031
-  _globals['_ATTENTIONNODE']._serialized_end=2416
+  _globals['_PAGESPART']._serialized_end=305
+  _globals['_SEQUENCEPAGES']._serialized_start=307
+  _globals['_SEQUENCEPAGES']._serialized_end=426
+  _globals['_TOKENSPAN']._serialized_start=428
+  _globals['_TOKENSPAN']._serialized_end=467
+  _globals['_CONNECTREQUEST']._serialized_start=470
+  _globals['_CONNECTREQUEST']._serialized_end=776
+  _globals['_DEVICELANES']._serialized_start=778
+  _globals['_DEVICELANES']._serialized_end=891
+  _globals['_DEVICELANE']._serialized_start=893
+  _globals['_DEVICELANE']._serialized_end=956
+  _globals['_LANELIMITS']._serialized_start=958
+  _globals['_LANELIMITS']._serialized_end=1007
+  _globals['_CONNECTRESPONSE']._serialized_start=1010
+  _globals['_CONNECTRESPONSE']._serialized_end=1365
+  _globals['_DISCONNECTREQUEST']._serialized_start=1367
+  _globals['_DISCONNECTREQUEST']._serialized_end=1407
+  _globals['_DISCONNECTRESPONSE']._serialized_start=1409
+  _globals['_DISCONNECTRESPONSE']._serialized_end=1458
+  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_start=1460
+  _globals['_GETATTENTIONSTATISTICSREQUEST']._serialized_end=1491
+  _globals['_ATTENTIONSTATISTICS']._serialized_start=1494
+  _globals['_ATTENTIONSTATISTICS']._serialized_end=2039
+  _globals['_ATTENTIONSTATISTICSLINK']._serialized_start=2041
+  _globals['_ATTENTIONSTATISTICSLINK']._serialized_end=2130
+  _globals['_ATTENTIONNODE']._serialized_start=2133
+  _globals['_ATTENTIONNODE']._serialized_end=2518
 # @@protoc_insertion_point(module_scope)

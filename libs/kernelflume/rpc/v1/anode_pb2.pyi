@@ -12,18 +12,22 @@ class ListPagesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PagesPart(_message.Message):
-    __slots__ = ("page_tokens", "num_holders", "cached_pages", "free_pages", "sequences")
+    __slots__ = ("page_tokens", "num_holders", "cached_pages", "free_pages", "sequences", "pinned_pages", "max_pinned_pages")
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOLDERS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PINNED_PAGES_FIELD_NUMBER: _ClassVar[int]
     page_tokens: int
     num_holders: _containers.RepeatedScalarFieldContainer[int]
     cached_pages: _containers.RepeatedScalarFieldContainer[int]
     free_pages: _containers.RepeatedScalarFieldContainer[int]
     sequences: _containers.RepeatedCompositeFieldContainer[SequencePages]
-    def __init__(self, page_tokens: _Optional[int] = ..., num_holders: _Optional[_Iterable[int]] = ..., cached_pages: _Optional[_Iterable[int]] = ..., free_pages: _Optional[_Iterable[int]] = ..., sequences: _Optional[_Iterable[_Union[SequencePages, _Mapping]]] = ...) -> None: ...
+    pinned_pages: _containers.RepeatedScalarFieldContainer[int]
+    max_pinned_pages: int
+    def __init__(self, page_tokens: _Optional[int] = ..., num_holders: _Optional[_Iterable[int]] = ..., cached_pages: _Optional[_Iterable[int]] = ..., free_pages: _Optional[_Iterable[int]] = ..., sequences: _Optional[_Iterable[_Union[SequencePages, _Mapping]]] = ..., pinned_pages: _Optional[_Iterable[int]] = ..., max_pinned_pages: _Optional[int] = ...) -> None: ...
 
 class SequencePages(_message.Message):
     __slots__ = ("weight_node", "sequence_id", "ranges", "pages")
@@ -128,7 +132,7 @@ class GetAttentionStatisticsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AttentionStatistics(_message.Message):
-    __slots__ = ("node_id", "incarnation", "page_tokens", "num_pages", "num_free_pages", "num_tokens", "kv_bytes", "buffer_bytes", "resident_bytes", "queries_served", "tokens_appended", "links", "scan_bytes_per_second", "num_cached_pages", "num_cached_tokens", "tokens_found", "tokens_shared", "pages_evicted", "pages_expired")
+    __slots__ = ("node_id", "incarnation", "page_tokens", "num_pages", "num_free_pages", "num_tokens", "kv_bytes", "buffer_bytes", "resident_bytes", "queries_served", "tokens_appended", "links", "scan_bytes_per_second", "num_cached_pages", "num_cached_tokens", "tokens_found", "tokens_shared", "pages_evicted", "pages_expired", "num_pinned_tokens", "max_pinned_tokens")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +152,8 @@ class AttentionStatistics(_message.Message):
     TOKENS_SHARED_FIELD_NUMBER: _ClassVar[int]
     PAGES_EVICTED_FIELD_NUMBER: _ClassVar[int]
     PAGES_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     page_tokens: int
@@ -167,7 +173,9 @@ class AttentionStatistics(_message.Message):
     tokens_shared: int
     pages_evicted: int
     pages_expired: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., queries_served: _Optional[int] = ..., tokens_appended: _Optional[int] = ..., links: _Optional[_Iterable[_Union[AttentionStatisticsLink, _Mapping]]] = ..., scan_bytes_per_second: _Optional[float] = ..., num_cached_pages: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., tokens_found: _Optional[int] = ..., tokens_shared: _Optional[int] = ..., pages_evicted: _Optional[int] = ..., pages_expired: _Optional[int] = ...) -> None: ...
+    num_pinned_tokens: int
+    max_pinned_tokens: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., page_tokens: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., queries_served: _Optional[int] = ..., tokens_appended: _Optional[int] = ..., links: _Optional[_Iterable[_Union[AttentionStatisticsLink, _Mapping]]] = ..., scan_bytes_per_second: _Optional[float] = ..., num_cached_pages: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., tokens_found: _Optional[int] = ..., tokens_shared: _Optional[int] = ..., pages_evicted: _Optional[int] = ..., pages_expired: _Optional[int] = ..., num_pinned_tokens: _Optional[int] = ..., max_pinned_tokens: _Optional[int] = ...) -> None: ...
 
 class AttentionStatisticsLink(_message.Message):
     __slots__ = ("weight_node", "num_sequences", "num_tokens")

@@ -94,7 +94,7 @@ class ScalingDecision(_message.Message):
     def __init__(self, time: _Optional[str] = ..., action: _Optional[str] = ..., reason: _Optional[str] = ..., target_attention_nodes: _Optional[int] = ..., active_attention_nodes: _Optional[int] = ...) -> None: ...
 
 class AttentionNodeStatus(_message.Message):
-    __slots__ = ("node_id", "incarnation", "address", "state", "capacity_tokens", "used_tokens", "kv_bytes_per_token", "num_sequences", "alive", "threshold_tokens", "fill_seconds", "num_tails", "cached_tokens", "shared_tokens")
+    __slots__ = ("node_id", "incarnation", "address", "state", "capacity_tokens", "used_tokens", "kv_bytes_per_token", "num_sequences", "alive", "threshold_tokens", "fill_seconds", "num_tails", "cached_tokens", "shared_tokens", "pinned_tokens")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class AttentionNodeStatus(_message.Message):
     NUM_TAILS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     address: str
@@ -123,7 +124,8 @@ class AttentionNodeStatus(_message.Message):
     num_tails: int
     cached_tokens: int
     shared_tokens: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., capacity_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_sequences: _Optional[int] = ..., alive: _Optional[bool] = ..., threshold_tokens: _Optional[int] = ..., fill_seconds: _Optional[float] = ..., num_tails: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., shared_tokens: _Optional[int] = ...) -> None: ...
+    pinned_tokens: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., capacity_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., num_sequences: _Optional[int] = ..., alive: _Optional[bool] = ..., threshold_tokens: _Optional[int] = ..., fill_seconds: _Optional[float] = ..., num_tails: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., pinned_tokens: _Optional[int] = ...) -> None: ...
 
 class WeightNodeStatus(_message.Message):
     __slots__ = ("node_id", "incarnation", "address", "adopted_epoch", "num_requests_running", "num_requests_waiting", "decode_step_seconds", "waiting_tokens", "role")

@@ -71,20 +71,22 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "cache_salt", "resumption", "tenant")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "cache_salt", "resumption", "cache_retention", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     RESUMPTION_FIELD_NUMBER: _ClassVar[int]
+    CACHE_RETENTION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParameters
     cache_salt: str
     resumption: Resumption
+    cache_retention: str
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., cache_salt: _Optional[str] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., cache_retention: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("output_token_ids", "random_key", "ranges")

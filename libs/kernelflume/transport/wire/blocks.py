@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelflume.core.blocks import KEY_BYTES
+from kernelflume.core.errors import HandshakeError
+from kernelflume.core.retention import AS_IT_IS, Pinning, Retention
 from kernelflume.transport.wire.kinds import Kind
 
 BLOCK_DTYPE = np.dtype([("key", f"V{KEY_BYTES}"), ("start", "<u4"), ("num_tokens", "<u4")])
@@ -16,9 +18,11 @@ BLOCK_DTYPE = np.dtype([("key", f"V{KEY_BYTES}"), ("start", "<u4"), ("num_tokens
 MAX_BLOCKS = 512
 """Most blocks that one notice names, to bound it."""
 _FIND = struct.Struct("<BxHI")
-_SHARE = struct.Struct("<BxHxxxxQ")
-_PUBLISH = struct.Struct("<BxHIQ")
+_SHARE = struct.Struct("<BBHIQ")
+_PUBLISH = struct.Struct("<BBHIQI")
 _SHARED = struct.Struct("<BxHIQ")
+_RETENTIONS = (Retention.UNCHANGED, Retention.IN_MEMORY, Retention.DAY)
+"""By the byte that stands for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,23 @@ class Share:
     sequence: int
     blocks: np.ndarray
     """[num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS; only the last of a context may be less than full."""
+    pinning: Pinning = AS_IT_IS
+    """What becomes of the pins of those that it holds then."""
 
     def encode(self) -> bytes:
         """Return the notice."""
-        return _SHARE.pack(Kind.SHARE, len(self.blocks), self.sequence) + self.blocks.tobytes()
+        pinning = self.pinning
+        head = _SHARE.pack(
+            Kind.SHARE, _code(pinning.retention), len(self.blocks), pinning.num_tokens, self.sequence
+        )
+        return head + self.blocks.tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Share:
         """Read the notice."""
-        _, count, sequence = _SHARE.unpack_from(payload)
-        return cls(sequence, np.frombuffer(payload, BLOCK_DTYPE, count, _SHARE.size))
+        _, code, count, num_tokens, sequence = _SHARE.unpack_from(payload)
+        blocks = np.frombuffer(payload, BLOCK_DTYPE, count, _SHARE.size)
+        return cls(sequence, blocks, _pinning(code, num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +128,28 @@ class Publish:
     """Appends of this weight node's first lane that must have been filed before."""
     blocks: np.ndarray
     """[num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS."""
+    pinning: Pinning = AS_IT_IS
+    """What becomes of the pins of the pages that have these names then."""
 
     def encode(self) -> bytes:
         """Return the notice."""
-        head = _PUBLISH.pack(Kind.PUBLISH, len(self.blocks), self.appends, self.sequence)
+        pinning = self.pinning
+        head = _PUBLISH.pack(
+            Kind.PUBLISH,
+            _code(pinning.retention),
+            len(self.blocks),
+            self.appends,
+            self.sequence,
+            pinning.num_tokens,
+        )
         return head + self.blocks.tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Publish:
         """Read the notice."""
-        _, count, appends, sequence = _PUBLISH.unpack_from(payload)
-        return cls(sequence, appends, np.frombuffer(payload, BLOCK_DTYPE, count, _PUBLISH.size))
+        _, code, count, appends, sequence, num_tokens = _PUBLISH.unpack_from(payload)
+        blocks = np.frombuffer(payload, BLOCK_DTYPE, count, _PUBLISH.size)
+        return cls(sequence, appends, blocks, _pinning(code, num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +170,13 @@ class Published:
         """Read the notice."""
         _, num_blocks, num_free_pages, sequence = _SHARED.unpack_from(payload)
         return cls(sequence, num_blocks, num_free_pages)
+
+
+def _code(retention: Retention) -> int:
+    return _RETENTIONS.index(retention)
+
+
+def _pinning(code: int, num_tokens: int) -> Pinning:
+    if code >= len(_RETENTIONS):
+        raise HandshakeError(f"{code} stands for no retention")
+    return Pinning(_RETENTIONS[code], num_tokens)

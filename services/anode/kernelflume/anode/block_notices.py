@@ -58,7 +58,7 @@ class BlockNotices:
             sequence = link.sequences.get(notice.sequence) or HeldSequence()
             num_before = sequence.num_tokens
             with _by_the_protocol():
-                num_shared = self.pool.share(sequence, _blocks(notice.blocks))
+                num_shared = self.pool.share(sequence, _blocks(notice.blocks), notice.pinning)
             self.tokens_shared += sequence.num_tokens - num_before
             if num_shared:
                 link.sequences[notice.sequence] = sequence
@@ -73,7 +73,7 @@ class BlockNotices:
         _check_count(len(notice.blocks))
         with _by_the_protocol():
             sequence = link.sequences.get(notice.sequence) or HeldSequence()
-            self.pool.publish(sequence, _blocks(notice.blocks))
+            self.pool.publish(sequence, _blocks(notice.blocks), notice.pinning)
         return wire.Published(notice.sequence, len(notice.blocks), self.pool.num_free_pages)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+    from kernelflume.anode.pin_counts import PinCounts
     from kernelflume.core.errors import KernelFlumeError
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.ranges import TokenRange
@@ -25,6 +26,7 @@ class WorkerConfig:
     page_tokens: int
     prefix_cache: bool
     prefix_cache_ttl_s: float
+    pinned_share: float
     num_threads: int
     device: str
     kernel: str
@@ -146,6 +148,11 @@ class WorkerStatistics:
     """Cached pages that were dropped because their room was needed."""
     pages_expired: int
     """Cached pages whose time to live was over."""
+    num_pinned_tokens: int
+    """Of pages with a pin, which are held or cached."""
+    max_pinned_tokens: int
+    pin_counts: PinCounts
+    """In pages."""
     links: tuple[LinkStatistics, ...]
 
 
@@ -172,9 +179,12 @@ class PageListing:
     num_holders: np.ndarray
     """uint32 [pages of the pool]"""
     cached: np.ndarray
-    """uint32: the page used longest ago first."""
+    """uint32, in the order in which they would be dropped."""
     free: np.ndarray
     """uint32, ascending"""
+    pinned: np.ndarray
+    """uint32, ascending: of the held and cached ones."""
+    max_pinned: int
     sequences: tuple[SequenceListing, ...]
 
 

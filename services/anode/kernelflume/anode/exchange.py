@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,6 +170,9 @@ class Exchange:
             tokens_shared=self._blocks.tokens_shared,
             pages_evicted=self._pool.blocks.num_evicted,
             pages_expired=self._pool.blocks.num_expired,
+            num_pinned_tokens=self._pool.blocks.num_pinned * self._pool.page_tokens,
+            max_pinned_tokens=self._pool.blocks.max_pinned * self._pool.page_tokens,
+            pin_counts=replace(self._pool.blocks.pin_counts),
             links=tuple(links),
         )
 

@@ -15,6 +15,7 @@ from kernelflume.anode.page_book import PageBook
 from kernelflume.anode.page_list import PageList
 from kernelflume.anode.ranges import HeldRanges
 from kernelflume.core.errors import ConfigurationError, KvPoolExhaustedError, LifecycleError
+from kernelflume.core.retention import AS_IT_IS, Retention
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.transport.memory import settle
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from kernelflume.anode.block_index import Block
     from kernelflume.core.geometry import KvGeometry
+    from kernelflume.core.retention import Pinning
 
 
 class Extent(NamedTuple):
@@ -184,8 +186,8 @@ class KvPool:
         if not num_left:
             sequence.pages.pop()
 
-    def share(self, sequence: HeldSequence, blocks: Sequence[Block]) -> int:
-        """Let a sequence hold blocks that are here, as if it had appended them.
+    def share(self, sequence: HeldSequence, blocks: Sequence[Block], pinning: Pinning = AS_IT_IS) -> int:
+        """Let a sequence hold blocks that are here, as if it had appended them; pin them or not.
 
         Returns:
             How many it holds now, from the first on: it ends before one that is not here.
@@ -211,10 +213,11 @@ class KvPool:
             self._extend(sequence.extents, np.arange(first, first + block.num_tokens))
             pages.append(page)
         sequence.pages.extend(pages)
+        self._pin(pages, pinning)
         return len(pages)
 
-    def publish(self, sequence: HeldSequence, blocks: Sequence[Block]) -> None:
-        """Name pages of a sequence, so that others find them.
+    def publish(self, sequence: HeldSequence, blocks: Sequence[Block], pinning: Pinning = AS_IT_IS) -> None:
+        """Name pages of a sequence, so that others find them; pin them or not.
 
         Blocks that it does not hold as whole pages, or as all of its last page, are passed over, and so are
         those whose name another page has.
@@ -236,6 +239,7 @@ class KvPool:
                 same = self.blocks.find(block.key)
                 page = page if same is None else same
             named.append(page)
+        self._pin(named, pinning)
         self.blocks.touch(named)
 
     def store(self, slots: np.ndarray, rows: torch.Tensor) -> None:
@@ -251,6 +255,21 @@ class KvPool:
         """Take back what a sequence holds; named pages are kept while there is room."""
         self.book.release(list(sequence.pages))
         sequence.pages, sequence.extents, sequence.held = PageList(), [], HeldRanges()
+
+    def _pin(self, pages: Sequence[int], pinning: Pinning) -> None:
+        """Pin named pages of a context, from its beginning on, or end their pins."""
+        if pinning.retention is Retention.UNCHANGED:
+            return
+        for page in pages:
+            block = self.blocks.block_of(page)
+            if block is None or block.start + self.page_tokens > pinning.num_tokens:
+                continue
+            if block.num_tokens < self.page_tokens:
+                continue
+            if pinning.retention is Retention.IN_MEMORY:
+                self.blocks.unpin(page)
+            elif not self.blocks.pin(page):
+                return  # of a context the beginning is worth most
 
     def _check_block(self, block: Block) -> None:
         if block.start % self.page_tokens or not 0 < block.num_tokens <= self.page_tokens:

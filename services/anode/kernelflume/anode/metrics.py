@@ -63,6 +63,33 @@ class AttentionNodeMetrics(Collector):
         evictions.add_metric(["room"], told.pages_evicted)
         evictions.add_metric(["ttl"], told.pages_expired)
         yield evictions
+        yield GaugeMetricFamily(
+            "kernelflume_cache_pinned_tokens",
+            "Tokens of blocks that are pinned, whether sequences hold them or not.",
+            value=told.num_pinned_tokens,
+        )
+        yield GaugeMetricFamily(
+            "kernelflume_cache_max_pinned_tokens",
+            "Most tokens that may be pinned: the node's pinned_share.",
+            value=told.max_pinned_tokens,
+        )
+        yield CounterMetricFamily(
+            "kernelflume_cache_pages_pinned", "Pages that were pinned.", value=told.pin_counts.num_taken
+        )
+        yield CounterMetricFamily(
+            "kernelflume_cache_pins_refused",
+            "Pages that were to be pinned while sequences held as many pinned ones as may be.",
+            value=told.pin_counts.num_refused,
+        )
+        ended = CounterMetricFamily(
+            "kernelflume_cache_pins_ended",
+            "Pages that were unpinned: displaced by newer pins, dropped as sequences needed the room, not "
+            "used for a day, or given up by a request.",
+            labels=["reason"],
+        )
+        for reason, count in told.pin_counts.by_reason().items():
+            ended.add_metric([reason], count)
+        yield ended
 
 
 def serve_metrics(host: str, port: int, metrics: AttentionNodeMetrics) -> Callable[[], None]:

@@ -30,6 +30,7 @@ class PageBook:
     def __init__(self, num_pages: int, blocks: BlockIndex) -> None:
         self.allocator = PageAllocator(num_pages)
         self.blocks = blocks
+        blocks.size_for(num_pages)
         self.num_tokens = 0
         """Tokens in pages that sequences hold; those of a shared page count once."""
         self._num_holders = [0] * num_pages
@@ -80,7 +81,7 @@ class PageBook:
             raise KvPoolExhaustedError(f"{num_pages} pages are needed and {self.num_free} are free")
         lacking = num_pages - self.allocator.num_free
         if lacking > 0:
-            self._free(self.blocks.evict(max(lacking, self._at_once)))
+            self._free(self.blocks.evict(lacking, num_wanted=self._at_once))
         pages = self.allocator.allocate(num_pages, after=after)
         for page in pages:
             self._num_holders[page] = 1

@@ -21,6 +21,8 @@ def list_pages(pool: KvPool, links: Iterable[Link]) -> PageListing:
         num_holders=pool.book.holders,
         cached=np.array(pool.blocks.idle_pages, np.uint32),
         free=pool.book.free_pages,
+        pinned=np.array(pool.blocks.pinned_pages, np.uint32),
+        max_pinned=pool.blocks.max_pinned,
         sequences=tuple(
             SequenceListing(
                 weight_node=link.weight_node,

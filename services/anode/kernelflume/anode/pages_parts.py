@@ -21,13 +21,15 @@ def parts_of(
     listing: PageListing, *, page_tokens: int, part_pages: int = PART_PAGES
 ) -> Iterator[anode_pb2.PagesPart]:
     """Give the listing part by part; there is always one."""
-    yield anode_pb2.PagesPart(page_tokens=page_tokens)
+    yield anode_pb2.PagesPart(page_tokens=page_tokens, max_pinned_pages=listing.max_pinned)
     for piece in _pieces(listing.num_holders, part_pages):
         yield anode_pb2.PagesPart(num_holders=piece)
     for piece in _pieces(listing.cached, part_pages):
         yield anode_pb2.PagesPart(cached_pages=piece)
     for piece in _pieces(listing.free, part_pages):
         yield anode_pb2.PagesPart(free_pages=piece)
+    for piece in _pieces(listing.pinned, part_pages):
+        yield anode_pb2.PagesPart(pinned_pages=piece)
     part, size = anode_pb2.PagesPart(), 0
     for sequence in listing.sequences:
         cost = len(sequence.pages) + len(sequence.ranges) + 1

@@ -79,6 +79,7 @@ class Presence:
             scan_bytes_per_s=statistics.scan_bytes_per_s,
             cached_tokens=statistics.num_cached_tokens,
             shared_tokens=statistics.tokens_shared,
+            pinned_tokens=statistics.num_pinned_tokens,
         )
         living: set[str] | None = None
         try:

@@ -124,6 +124,8 @@ class AttentionNodeServicer(anode_pb2_grpc.AttentionNodeServicer):
             tokens_shared=statistics.tokens_shared,
             pages_evicted=statistics.pages_evicted,
             pages_expired=statistics.pages_expired,
+            num_pinned_tokens=statistics.num_pinned_tokens,
+            max_pinned_tokens=statistics.max_pinned_tokens,
             links=[
                 anode_pb2.AttentionStatisticsLink(
                     weight_node=link.weight_node, num_sequences=link.num_sequences, num_tokens=link.num_tokens

@@ -49,6 +49,9 @@ class AttentionNodeSettings(ServiceSettings):
     """Keep keys and values of sequences that ended while there is room, for contexts that begin alike."""
     prefix_cache_ttl_s: float = Field(default=0.0, ge=0)
     """Seconds after their last use for which they are kept; 0 is as long as there is room."""
+    pinned_share: float = Field(default=0.25, ge=0, le=1)
+    """Most of the pool's pages that requests may pin for a day (`prompt_cache_retention`); 0 pins none. They
+    are dropped after all others that no sequence uses: the share comes out of the ordinary cache."""
     threads: int = Field(default=0, ge=0)
     """Threads of the attention kernel; 0 takes half of the cores, as a weight node usually runs beside."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")

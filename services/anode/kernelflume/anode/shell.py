@@ -152,6 +152,7 @@ def worker_config(settings: AttentionNodeSettings, name: str) -> WorkerConfig:
         page_tokens=settings.page_tokens,
         prefix_cache=settings.prefix_cache,
         prefix_cache_ttl_s=settings.prefix_cache_ttl_s,
+        pinned_share=settings.pinned_share,
         num_threads=settings.threads or max(1, num_cores // 2),
         device=settings.device,
         kernel=settings.kernel,

@@ -193,7 +193,12 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
         page_tokens=config.page_tokens,
         num_bytes=config.memory_bytes,
         device=device,
-        blocks=BlockIndex(clock, is_cache=config.prefix_cache, ttl_s=config.prefix_cache_ttl_s),
+        blocks=BlockIndex(
+            clock,
+            is_cache=config.prefix_cache,
+            ttl_s=config.prefix_cache_ttl_s,
+            pinned_share=config.pinned_share,
+        ),
     )
     kernel: AttentionKernel = choose_kernel(config.kernel, pool)
     has_pool = clock.now()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from kernelflume.core.errors import KernelFlumeError
+from kernelflume.core.retention import Retention
 from kernelflume.router.body import discard_body, read_json_body
 from kernelflume.router.choice import ChoiceText
 from kernelflume.router.collecting import collect
@@ -302,11 +303,16 @@ class Gateway:
 
 def _prompts(request: Request, order: Order[Any]) -> list[Prompt]:
     """Return a request's prompts, with the session that they belong to as far as the client says."""
-    name = request.headers.get(SESSION_HEADER) or order.body.user
+    body = order.body
+    name = request.headers.get(SESSION_HEADER) or body.user or body.prompt_cache_key
     session = session_key(tenant_of(request.scope).tenant_id, name) if name else None
-    is_shared = order.body.num_prompt_logprobs is None
-    salt = tenant_of(request.scope).cache_salt(order.body.cache_salt)
-    return [Prompt(token_ids, session=session, salt=salt, is_shared=is_shared) for token_ids in order.prompts]
+    is_shared = body.num_prompt_logprobs is None
+    salt = tenant_of(request.scope).cache_salt(body.cache_salt)
+    retention = Retention(body.prompt_cache_retention or "")
+    return [
+        Prompt(token_ids, session=session, salt=salt, is_shared=is_shared, retention=retention)
+        for token_ids in order.prompts
+    ]
 
 
 def _node_header(completion: Completion) -> dict[str, str]:

@@ -42,6 +42,7 @@ class ChoiceJob:
             prompt_token_ids=self.prompt.token_ids,
             sampling=sampling_to_proto(self.sampling),
             cache_salt=self.prompt.salt,
+            cache_retention=self.prompt.retention,
             resumption=resumption_to_proto(resumption),
             tenant=self.tenant,
         )

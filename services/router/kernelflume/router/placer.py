@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernelflume.core.retention import Retention
 from kernelflume.router.placement.place import place
 from kernelflume.router.placement.request import PlacementRequest
 from kernelflume.router.prefixes import ContextKeys, Known, PrefixIndex
@@ -28,7 +29,7 @@ class Prompt:
     Shared by the choices of one prompt.
     """
 
-    __slots__ = ("context", "is_shared", "salt", "session", "token_ids", "was_continued")
+    __slots__ = ("context", "is_shared", "retention", "salt", "session", "token_ids", "was_continued")
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Prompt:
         session: SessionKey | None = None,
         salt: str = "",
         is_shared: bool = True,
+        retention: Retention = Retention.UNCHANGED,
     ) -> None:
         """Take a prompt.
 
@@ -45,11 +47,13 @@ class Prompt:
             session: that the client names, if it does.
             salt: as weight nodes name its blocks with.
             is_shared: blocks of earlier prompts serve it: nothing is to be told of its own tokens.
+            retention: how long its blocks are to stay.
         """
         self.token_ids = token_ids
         self.session = session
         self.salt = salt
         self.is_shared = is_shared
+        self.retention = retention
         self.context: ContextKeys | None = None
         """Keys of the prompt and, later, of an answer to it."""
         self.was_continued = False

@@ -19,7 +19,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "priority": (0,),
     "prompt_logprobs": (),
     "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "guided_decoding_backend": ("auto",),
     "guided_whitespace_pattern": (),
     "return_tokens_as_token_ids": (False,),
@@ -62,7 +61,6 @@ RESPONSES_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "prompt": (),
     "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "reasoning": ({}, {"effort": "none"}),
     "service_tier": ("auto", "default"),
     "store": (False,),  # nothing is stored; a client that says nothing is served

@@ -116,6 +116,7 @@ def _attention_node(
         num_tails=num_tails,
         cached_tokens=record.load.cached_tokens if record is not None else 0,
         shared_tokens=record.load.shared_tokens if record is not None else 0,
+        pinned_tokens=record.load.pinned_tokens if record is not None else 0,
     )
 
 

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import DeadlineError, InvalidRequestError, KernelFlumeError, UnavailableError
+from kernelflume.core.retention import Retention
 from kernelflume.rpc.codec import resumption_of, sampling_from_proto
 from kernelflume.rpc.v1 import wnode_pb2
 from kernelflume.runtime.logging import LOG_FIELDS
@@ -38,6 +39,7 @@ class AttachedRequest:
         self.number = number
         self.request_id = asked.request_id
         self.cache_salt = asked.cache_salt
+        self.retention = Retention.UNCHANGED
         self.hands_over = hands_over
         self.trace = trace
         self.num_tokens = 0
@@ -176,6 +178,7 @@ class Attachment:
         resumption = resumption_of(asked)
         try:
             sampling = sampling_from_proto(asked.sampling)
+            request.retention = Retention.of(asked.cache_retention)
             self._requests.enter(
                 request.request_id,
                 prompt,
@@ -234,6 +237,7 @@ class Attachment:
                 traced=request.trace.recording,
                 resumption=resumption,
                 cache_salt=request.cache_salt,
+                retention=request.retention,
                 hands_over=request.hands_over,
             )
         except UnavailableError as error:

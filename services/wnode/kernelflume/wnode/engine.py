@@ -186,6 +186,7 @@ class Engine:
             matcher=matcher,
             traced=submit.traced,
             cache_salt=submit.cache_salt,
+            retention=submit.retention,
             output=list(submit.resumption.output_token_ids),
             handed=submit.resumption.route,
             hands_over=submit.hands_over,

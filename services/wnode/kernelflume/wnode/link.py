@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kernelflume.core.regions import DeviceLanes, MemoryRegion
+    from kernelflume.core.retention import Pinning
     from kernelflume.transport.base import Transport, WritePlan
     from kernelflume.transport.doorbell import Doorbell
     from kernelflume.transport.wire import LaneStep
@@ -401,22 +402,27 @@ class Link:
         """
         self._notify(Find(number, keys))
 
-    def send_share(self, sequence_id: int, blocks: np.ndarray) -> None:
-        """Let a sequence hold blocks of the node: [num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS.
+    def send_share(self, sequence_id: int, blocks: np.ndarray, pinning: Pinning) -> None:
+        """Let a sequence hold blocks of the node, and pin them or not.
+
+        Args:
+            sequence_id: the sequence.
+            blocks: [num_blocks] of BLOCK_DTYPE, at most MAX_BLOCKS.
+            pinning: what becomes of their pins.
 
         Raises:
             PeerLostError: the node is gone.
         """
         self._shares_in_flight[sequence_id] = len(blocks)
-        self._notify(Share(sequence_id, blocks))
+        self._notify(Share(sequence_id, blocks, pinning))
 
-    def send_publish(self, sequence_id: int, blocks: np.ndarray) -> None:
+    def send_publish(self, sequence_id: int, blocks: np.ndarray, pinning: Pinning) -> None:
         """Name blocks that a sequence holds there, once all that was sent is filed: as in ``send_share``.
 
         Raises:
             PeerLostError: the node is gone.
         """
-        self._notify(Publish(sequence_id, self._append_counter, blocks))
+        self._notify(Publish(sequence_id, self._append_counter, blocks, pinning))
 
     def _notify(self, notice: WireNotice) -> None:
         self.transport.notify(self.node_name, notice.encode())

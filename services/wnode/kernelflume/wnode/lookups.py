@@ -248,7 +248,7 @@ class Lookups:
         blocks = part.blocks[part.num_asked : part.num_asked + MAX_BLOCKS]
         part.num_asked += len(blocks)
         try:
-            link.send_share(lookup.sequence_id, blocks)
+            link.send_share(lookup.sequence_id, blocks, lookup.sequence.pinning)
         except PeerLostError as error:
             logger.warning("%s", error)
             part.is_open = False

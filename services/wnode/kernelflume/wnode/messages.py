@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernelflume.core.resumption import FROM_THE_START
+from kernelflume.core.retention import Retention
 from kernelflume.wnode.hand_over_counts import HandOverCounts
 from kernelflume.wnode.kv_traffic import KvTraffic
 
@@ -56,6 +57,8 @@ class Submit:
     """How far another run of the request came."""
     hands_over: bool = False
     """Hold it after its first token."""
+    retention: Retention = Retention.UNCHANGED
+    """What becomes of the pins of its prompt's blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Publisher:
             if link is not None and numbers:
                 found = packed(keys[number] for number in numbers)
                 named = named_blocks(np.array(numbers), found, page_tokens, num_tokens=sequence.num_computed)
-                self._send(link, sequence.sequence_id, named)
+                self._send(link, sequence, named)
 
     def publish_rest(self, sequence: Sequence, key: bytes, page_tokens: int) -> None:
         """Name a sequence's last block, which is not full, by the key of exactly what is computed."""
@@ -105,7 +105,7 @@ class Publisher:
         if link is not None and self._num_open < MAX_OPEN_MOVING:
             num_tokens = sequence.num_computed % page_tokens
             block = (key, sequence.num_computed - num_tokens, num_tokens)
-            self._send(link, sequence.sequence_id, np.array([block], BLOCK_DTYPE))
+            self._send(link, sequence, np.array([block], BLOCK_DTYPE))
 
     def release(self, sequence: Sequence) -> None:
         """Free a sequence's pages on every node that has or is being sent some, once its names are known."""
@@ -140,14 +140,15 @@ class Publisher:
         for key in [key for key in self._open if key[0] == node_name]:
             del self._open[key]
 
-    def _send(self, link: Link, sequence_id: int, blocks: np.ndarray) -> None:
+    def _send(self, link: Link, sequence: Sequence, blocks: np.ndarray) -> None:
+        sequence_id = sequence.sequence_id
         key = (link.node_name, sequence_id)
         self.last_number += 1
         naming = self._open.setdefault(key, _Naming(link, sequence_id, self.last_number, 0.0))
         naming.deadline_s = self._clock.now() + self._timeout_s
         try:
             for first in range(0, len(blocks), MAX_BLOCKS):
-                link.send_publish(sequence_id, blocks[first : first + MAX_BLOCKS])
+                link.send_publish(sequence_id, blocks[first : first + MAX_BLOCKS], sequence.pinning)
                 naming.num_open += 1
         except PeerLostError as error:  # the next step's exchange tells what that means
             logger.warning("%s", error)

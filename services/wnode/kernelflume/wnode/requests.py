@@ -14,6 +14,7 @@ from kernelflume.core.errors import (
     UnavailableError,
 )
 from kernelflume.core.resumption import FROM_THE_START
+from kernelflume.core.retention import Retention
 from kernelflume.wnode.messages import Cancel, GoOn, HandOver, StepOutput, Submit, TokenOutput
 
 if TYPE_CHECKING:
@@ -118,13 +119,26 @@ class RequestTable:
         cache_salt: str = "",
         resumption: Resumption = FROM_THE_START,
         hands_over: bool = False,
+        retention: Retention = Retention.UNCHANGED,
     ) -> None:
         """Hand a request that was taken in to the engine.
 
         Raises:
             UnavailableError: the engine is gone.
         """
-        self._send(Submit(request_id, prompt, sampling, grammar, traced, cache_salt, resumption, hands_over))
+        self._send(
+            Submit(
+                request_id,
+                prompt,
+                sampling,
+                grammar,
+                traced,
+                cache_salt,
+                resumption,
+                hands_over,
+                retention,
+            )
+        )
 
     def hand_over(self, request_id: str) -> None:
         """Hold a request between two tokens; its sink is told, unless it ends first."""
@@ -153,6 +167,7 @@ class RequestTable:
         traced: bool = False,
         cache_salt: str = "",
         resumption: Resumption = FROM_THE_START,
+        retention: Retention = Retention.UNCHANGED,
     ) -> AsyncIterator[list[TokenOutput]]:
         """Run a request; yield what came since the last time. Leaving the iteration cancels the request.
 
@@ -175,6 +190,7 @@ class RequestTable:
                 traced=traced,
                 cache_salt=cache_salt,
                 resumption=resumption,
+                retention=retention,
             )
             while not ended:
                 outputs = [await queue.get()]

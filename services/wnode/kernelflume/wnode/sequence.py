@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kernelflume.core.blocks import BlockKeys
 from kernelflume.core.errors import LifecycleError
 from kernelflume.core.ranges import SequenceRoute
+from kernelflume.core.retention import Pinning, Retention
 from kernelflume.wnode.sampling.seen import SeenTokens
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Sequence:
     """Of a waiting sequence: what it shares of the pool until it runs."""
     cache_salt: str = ""
     """Only requests with the same one share keys and values."""
+    retention: Retention = Retention.UNCHANGED
+    """What becomes of the pins of its prompt's blocks."""
     lookup: LookupPhase = LookupPhase.DUE
     lookup_after_s: float = 0.0
     """Time before which it does not look up unless there is room for all of it."""
@@ -187,6 +190,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Known tokens that are not computed yet; 1 while decoding."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def pinning(self) -> Pinning:
+        """What becomes of the pins of its blocks: those of its output are none of the request's."""
+        return Pinning(self.retention, len(self.prompt))
 
     @property
     def is_on_its_way(self) -> bool:

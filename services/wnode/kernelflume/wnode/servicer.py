@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelflume.core.errors import DeadlineError
 from kernelflume.core.names import node_name
+from kernelflume.core.retention import Retention
 from kernelflume.rpc.codec import (
     geometry_to_proto,
     resumption_of,
@@ -63,6 +64,7 @@ class WeightNodeServicer(wnode_pb2_grpc.WeightNodeServicer):
                 traced=trace.recording,
                 resumption=resumption_of(request),
                 cache_salt=request.cache_salt,
+                retention=Retention.of(request.cache_retention),
             )
             async for outputs in stream:
                 trace.stepped(outputs)

@@ -232,6 +232,8 @@ class ResponsesFormat:
             "output": list(self._items),
             "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
+            "prompt_cache_key": request.prompt_cache_key,
+            "prompt_cache_retention": request.prompt_cache_retention,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,

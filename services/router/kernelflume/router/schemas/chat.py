@@ -44,8 +44,6 @@ class ChatCompletionRequest(WithTools, GenerationBody):
     """Tell that of so many of the likeliest tokens as well; needs logprobs."""
     safety_identifier: str | None = None
     """A label of the caller's own; not used."""
-    prompt_cache_key: str | None = None
-    """A label of the caller's own; not used."""
 
     @property
     def num_logprobs(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
@@ -15,6 +15,8 @@ from kernelflume.router.structured import ResponseFormat, StructuredOutputs, gra
 MAX_CHOICES_PER_PROMPT = 128
 """OpenAI's own limit for `n`."""
 MAX_STOP_TOKEN_IDS = 128
+CacheRetention = Literal["in_memory", "24h"]
+"""How long what is computed of a prompt stays."""
 MAX_TOKEN_IDS = 1 << 20
 """Of one text: more than any context has."""
 MAX_LABELS = 128
@@ -107,6 +109,11 @@ class GenerationBody(RequestBody):
     """Only requests of one key with the same salt share what was computed of their prompts."""
     user: str | None = None
     """Names the session that the request belongs to, where the header x-session-id does not."""
+    prompt_cache_key: str | None = None
+    """Names the session where neither of them does."""
+    prompt_cache_retention: CacheRetention | None = None
+    """24h keeps what is computed of the prompt for a day after its last use, as far as nodes have room for
+    such; in_memory ends that. Default: what earlier requests asked for holds."""
     metadata: Labels | None = None
     """Labels of the caller's own; not used."""
 

@@ -11,7 +11,7 @@ from kernelflume.core.sampling import MAX_LOGPROBS
 from kernelflume.router import unsupported
 from kernelflume.router.schemas.base import RequestBody, Strict, parse, refusal
 from kernelflume.router.schemas.chat import ChatCompletionRequest
-from kernelflume.router.schemas.generation import MAX_CACHE_SALT_CHARS, Labels
+from kernelflume.router.schemas.generation import MAX_CACHE_SALT_CHARS, CacheRetention, Labels
 from kernelflume.router.schemas.messages import MAX_MESSAGES
 from kernelflume.router.schemas.response_items import (
     ITEMS,
@@ -163,7 +163,9 @@ class ResponsesRequest(RequestBody):
     safety_identifier: str | None = None
     """A label of the caller's own; not used."""
     prompt_cache_key: str | None = None
-    """A label of the caller's own; not used."""
+    """Names the session where neither of them does."""
+    prompt_cache_retention: CacheRetention | None = None
+    """How long what is computed of the prompt stays, as in a chat."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -201,6 +203,8 @@ class ResponsesRequest(RequestBody):
             "stream": self.stream,
             "cache_salt": self.cache_salt,
             "user": self.user,
+            "prompt_cache_key": self.prompt_cache_key,
+            "prompt_cache_retention": self.prompt_cache_retention,
         }
         return parse(ChatCompletionRequest, json.dumps(body).encode())
 
