@@ -55,8 +55,11 @@ from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernelflume.anode.gpu.graph_link import GraphLink
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.core.regions import DeviceLanes
+    from kernelflume.wnode.gpu.graph_runner import GraphRunner
     from kernelflume.wnode.grammar.matcher import Matcher
 
 CONFIG = ModelConfig(
@@ -82,11 +85,19 @@ class LocalAttentionNode:
     """One exchange on a thread of its own."""
 
     def __init__(
-        self, name: str, network: LoopbackNetwork, *, num_pages: int, geometry: KvGeometry = GEOMETRY
+        self,
+        name: str,
+        network: LoopbackNetwork,
+        *,
+        num_pages: int,
+        geometry: KvGeometry = GEOMETRY,
+        transport: LoopbackTransport | None = None,
+        threaded: bool = True,
     ) -> None:
         self.name = name
         self.geometry = geometry
-        self.transport = LoopbackTransport(name, network)
+        self.transport = transport or LoopbackTransport(name, network)
+        self.open_device_link: Callable[[DeviceLanes], GraphLink | None] | None = None
         self.doorbell = Doorbell()
         self.pool = KvPool(
             geometry, page_tokens=PAGE_TOKENS, num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes
@@ -103,7 +114,8 @@ class LocalAttentionNode:
         self._stopping = threading.Event()
         self._paused = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        if threaded:
+            self._thread.start()
 
     @property
     def num_used_pages(self) -> int:
@@ -121,8 +133,11 @@ class LocalAttentionNode:
             max_rows=offer.max_rows,
             partial_regions=offer.partial_regions,
             doorbell_address=offer.doorbell_address,
+            device_lanes=offer.device_lanes,
         )
-        connected = self.exchange.adopt(prepare_link(order, self.geometry, self.transport, self.pool.device))
+        connected = self.exchange.adopt(
+            prepare_link(order, self.geometry, self.transport, self.pool.device, self.open_device_link)
+        )
         return LinkAnswer(
             handshake=self.handshake,
             metadata=connected.metadata,
@@ -132,6 +147,7 @@ class LocalAttentionNode:
             num_pages=self.pool.num_pages,
             num_free_pages=connected.num_free_pages,
             doorbell_address=connected.doorbell_address,
+            device_lanes=connected.device_lanes,
         )
 
     def pause(self) -> None:
@@ -144,7 +160,8 @@ class LocalAttentionNode:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._thread.join(5)
         self.doorbell.close()
 
     def _run(self) -> None:
@@ -208,11 +225,15 @@ class LocalWeightNode:
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
         enable_prefix_caching: bool = True,
+        transport: LoopbackTransport | None = None,
+        make_runner: Callable[[LocalWeightNode], GraphRunner] | None = None,
+        async_scheduling: bool = True,
     ) -> None:
         self.kv_dtype = getattr(torch, geometry.kv_dtype)
         self.largest = torch.finfo(self.kv_dtype).max
-        clock = MonotonicClock()
-        self.transport = LoopbackTransport(name, network)
+        clock = self.clock = MonotonicClock()
+        self.eos_token_ids = eos_token_ids
+        self.transport = transport or LoopbackTransport(name, network)
         self.doorbell = Doorbell()
         self.inbox = Inbox()
         self.links = LinkTable(
@@ -227,15 +248,6 @@ class LocalWeightNode:
             self.ledger,
         )
         self.recorder = Recorder()
-        self.connector = Connector(
-            self.transport,
-            self.doorbell,
-            geometry,
-            max_rows=max_rows,
-            device=torch.device("cpu"),
-            stream_kv_rows=stream_kv_rows,
-            page_tokens=lambda: self.links.page_tokens,
-        )
         self.prefix_cache = PrefixCache(
             links=self.links,
             ledger=self.ledger,
@@ -246,6 +258,17 @@ class LocalWeightNode:
         )
         self.hand_overs = HandOvers(self.scheduler, self.prefix_cache, clock, timeout_s=hold_timeout_s)
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
+        self.runner = make_runner(self) if make_runner is not None else None
+        self.connector = Connector(
+            self.transport,
+            self.doorbell,
+            geometry,
+            max_rows=max_rows,
+            device=torch.device("cpu"),
+            stream_kv_rows=stream_kv_rows,
+            page_tokens=lambda: self.links.page_tokens,
+            device_ends=self.runner.make_end if self.runner is not None else None,
+        )
         self.engine = Engine(
             decoder=self.decoder,
             kv_dtype=self.kv_dtype,
@@ -258,6 +281,8 @@ class LocalWeightNode:
             reporter=Reporter(self.recorder, clock),  # type: ignore[arg-type]
             clock=clock,
             kernel_threads=KernelThreads(alone=2, beside=1),
+            graph_runner=self.runner,
+            async_scheduling=async_scheduling,
             eos_token_ids=eos_token_ids,
             max_model_len=512,
             request_keys=RequestKeys(0, "w"),

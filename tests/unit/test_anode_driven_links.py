@@ -53,6 +53,10 @@ class FakeLanes:
     def is_idle(self) -> bool:
         return self.turns_left == 0
 
+    def has_ended(self, step: int) -> bool:
+        del step
+        return self.is_idle
+
     def open(self, weight_node: str) -> None:
         self.events.append(("open", weight_node))
 

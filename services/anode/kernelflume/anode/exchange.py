@@ -21,7 +21,7 @@ from kernelflume.anode.gpu.launcher import launch_step, retract_step
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import NUM_STAGING
-from kernelflume.anode.links import MAX_PUBLISHES
+from kernelflume.anode.links import MAX_PUBLISHES, MAX_STEPS_UNDER_WAY
 from kernelflume.anode.page_listing import list_pages
 from kernelflume.anode.scan_meter import ScanMeter
 from kernelflume.core.errors import HandshakeError, PeerLostError
@@ -33,7 +33,7 @@ from kernelflume.transport.lanes import NUM_APPEND_SLOTS
 from kernelflume.transport.memory import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from kernelflume.anode.control import PageListing
     from kernelflume.anode.kernels import AttentionKernel, StepAttention
@@ -223,7 +223,8 @@ class Exchange:
                 _check(len(link.publishes) < MAX_PUBLISHES, f"more than {MAX_PUBLISHES} namings")
                 link.publishes.append(notice)
             case wire.Step():
-                link.waiting_step = notice
+                _check(len(link.waiting_steps) < MAX_STEPS_UNDER_WAY, f"step {notice.step} too early")
+                link.waiting_steps.append(notice)
             case wire.Retract():
                 self._retract_step(link, notice.step)
             case wire.Warm(answer=False):
@@ -375,11 +376,11 @@ class Exchange:
 
     def _retract_step(self, link: Link, step: int) -> None:
         """Forget what a step stored, also when it was not launched yet."""
-        if link.waiting_step is not None and link.waiting_step.step == step:
-            self._launch_step(link, link.waiting_step)  # its queries come all the same, or it is let go
-            link.waiting_step = None
-        if link.driven is not None:
-            link.driven.release(step)
+        while link.waiting_steps and link.waiting_steps[0].step <= step:
+            # Its queries come all the same, or it is let go.
+            self._launch_step(link, link.waiting_steps.popleft())
+        if link.device is not None:
+            link.device.release(step)
             self._await_filed(link)  # it writes to what is another's afterwards
         retract_step(link, step, self._pool)
 
@@ -392,6 +393,16 @@ class Exchange:
         device = link.device
         if device is not None:
             self._await(link, lambda: device.is_idle)
+
+    def _await_stored(self, link: Link, sequence_ids: Collection[int]) -> None:
+        """Wait for the launched steps that store something of these sequences.
+
+        Others may go on: their weight node launches them ahead, and awaits this node's answer meanwhile.
+        """
+        device = link.device
+        if device is not None:
+            writing = [step.number for step in link.stored if not step.sequences.isdisjoint(sequence_ids)]
+            self._await(link, lambda: all(map(device.has_ended, writing)))
 
     def _await_driven(self) -> None:
         """Bring all steps to their end that need this loop: what follows may wait for the whole device."""
@@ -415,7 +426,7 @@ class Exchange:
             self._drive()
 
     def _publish(self, link: Link, notice: wire.Publish) -> None:
-        self._await_filed(link)  # nobody may find what a launched step has still to write
+        self._await_stored(link, {notice.sequence})  # nobody may find what is still to be written
         self._notify(link, self._blocks.publish(link, notice))
 
     def _name_waiting(self) -> None:
@@ -428,8 +439,7 @@ class Exchange:
                 pass
 
     def _free(self, link: Link, notice: wire.Free) -> None:
-        if notice.sequences:  # an empty one only asks whether this node is there
-            self._await_filed(link)
+        self._await_stored(link, set(notice.sequences))  # an empty one only asks whether this node is there
         for sequence_id in notice.sequences:
             for publish in link.take_publishes(sequence_id):  # what it relies on does not come any more
                 self._notify(link, self._blocks.publish(link, publish))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
@@ -40,10 +41,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_STEPS_UNDER_WAY = 2
+"""Steps that a weight node announces before it has heard the end of the first."""
 MAX_ENDED = 4 * MAX_FREE
 """Ended sequences that a link remembers: far more than can end while one append is under way."""
 MAX_PUBLISHES = 4 * MAX_FREE
 """Notices that name blocks and wait for appends: more than a weight node's sequences can have under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """What a launched step of graphs stores."""
+
+    number: int
+    sequences: frozenset[int]
+    """Those of which it stores a token each."""
 
 
 class Link:
@@ -68,10 +80,10 @@ class Link:
         self.doorbell = doorbell
         self.device = device
         """Lanes whose steps run as captured graphs, if there are any."""
-        self.waiting_step: Step | None = None
-        """The step that is launched once every append it relies on is filed."""
-        self.stored_last: tuple[int, list[int]] = (-1, [])
-        """The step launched last, and the sequences of which it stores a token."""
+        self.waiting_steps: deque[Step] = deque()
+        """Steps in order; each is launched once every append it relies on is filed."""
+        self.stored: deque[StoredStep] = deque(maxlen=MAX_STEPS_UNDER_WAY)
+        """The steps launched last, the newest at the end."""
         self.lanes = [LaneProgress() for _ in buffers]
         self.sequences: dict[int, HeldSequence] = {}
         self.publishes: deque[Publish] = deque()
@@ -96,12 +108,10 @@ class Link:
         return own + (self.device.num_bytes if self.device is not None else 0)
 
     def take_ready_step(self) -> Step | None:
-        """Return the waiting step if every append it relies on is filed."""
-        step = self.waiting_step
-        if step is None or step.appends > self.lanes[0].appends_filed:
+        """Return the first waiting step if every append it relies on is filed."""
+        if not self.waiting_steps or self.waiting_steps[0].appends > self.lanes[0].appends_filed:
             return None
-        self.waiting_step = None
-        return step
+        return self.waiting_steps.popleft()
 
     def take_ready_publish(self) -> Publish | None:
         """Return a waiting PUBLISH of which every append is filed."""

@@ -77,6 +77,18 @@ class PrefixCache:
         """True while a waiting sequence could run soon after something arrives."""
         return bool(self._lookups) or not all(map(self.is_ready, self._scheduler.next_waiting))
 
+    @property
+    def is_due(self) -> bool:
+        """True when ``advance`` has something to do, or soon will: it is called between two steps alone."""
+        now = self._clock.now()
+        return (
+            bool(self._lookups)
+            or any(link.block_news for link in self._links.all())
+            or self._publisher.is_late(now)
+            or any(self._is_in_vain(sequence, now) for sequence in self._scheduler.waiting)
+            or any(self._is_due(sequence, now) for sequence in self._scheduler.next_waiting)
+        )
+
     def looks_up(self, sequence: Sequence) -> bool:
         """Tell whether a sequence shares what it finds in the pool."""
         if sequence.handed.ranges:

@@ -10,6 +10,8 @@ import numpy as np
 
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.anode.gpu.work import LaneWork
+from kernelflume.anode.kvpool import HeldSequence
+from kernelflume.anode.links import StoredStep
 from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError
 from kernelflume.transport.wire import RowStatus, Step, Stepped
 
@@ -67,23 +69,21 @@ def launch_step(link: Link, step: Step, pool: KvPool, *, before_copy: Callable[[
             return Stepped(step.step, RowStatus.MISMATCH, pool.num_free_pages)
         work.append(LaneWork(table, slots))
     device.launch(work, step.step)
-    link.stored_last = (
-        step.step,
-        [entry[0] for lane in step.lanes for entry in lane.entries.tolist() if entry[0] not in failed],
+    stored = (sequence_id for lane in step.lanes for sequence_id in lane.entries["sequence"].tolist())
+    link.stored.append(
+        StoredStep(step.step, frozenset(sequence_id for sequence_id in stored if sequence_id not in failed))
     )
     return Stepped(step.step, RowStatus.OK, pool.num_free_pages, tuple(failed))
 
 
 def retract_step(link: Link, step: int, pool: KvPool) -> None:
-    """Forget the tokens that a step which was given up has stored."""
-    last, sequence_ids = link.stored_last
-    if last != step:
+    """Forget the tokens that a step which was given up has stored; later steps must be forgotten before."""
+    if not link.stored or link.stored[-1].number != step:
         return  # it was not launched here
-    for sequence_id in sequence_ids:
+    for sequence_id in link.stored.pop().sequences:
         sequence = link.sequences.get(sequence_id)
         if sequence is not None:
             pool.retract(sequence)
-    link.stored_last = (-1, [])
 
 
 def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool, before_copy: Callable[[], None]) -> None:
@@ -109,6 +109,11 @@ def _planned(
     sequences = []
     for sequence_id, _, num_planned in lane.plan.tolist():
         sequence = link.sequences.get(sequence_id)
+        if sequence is None and link.has_ended(sequence_id):
+            # The step was announced before its weight node heard that a token found no page here. It will
+            # make nothing of this row.
+            sequences.append(HeldSequence())
+            continue
         num_held = sequence.num_tokens - (sequence_id in new) if sequence is not None else 0
         if sequence is None or num_held != num_planned:
             logger.warning(
