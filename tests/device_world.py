@@ -476,9 +476,12 @@ class DeviceWorld:
         microbatches: str = "1",
         max_num_seqs: int = 8,
         active: int | None = None,
+        promptness: float = 0.7,
         **options: Any,
     ) -> None:
         self.random = Random(seed)  # noqa: S311 - a repeatable order of events
+        self.promptness = promptness
+        """How often an attention node looks at its notices; streams do not wait for that."""
         self.network = LoopbackNetwork()
         self.stream = FakeStream()
         self.reachable: dict[int, list[np.ndarray]] = {}
@@ -559,7 +562,7 @@ class DeviceWorld:
         try:
             self._advance()
             for node in self.nodes:
-                if node.name not in self.silent and self.random.random() < 0.7:
+                if node.name not in self.silent and self.random.random() < self.promptness:
                     node.exchange.turn(LoopbackTransport.poll(node.transport))
         finally:
             self._is_ticking = False
@@ -570,12 +573,15 @@ class DeviceWorld:
             for _ in range(self.random.randrange(4)):
                 stream.advance()
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Let streams go on until something holds."""
+    def until(self, condition: Callable[[], bool], *, ticking: bool = False) -> None:
+        """Let streams go on until something holds, and attention nodes too if ``ticking``."""
         for _ in range(MAX_TURNS):
             if condition():
                 return
-            self._advance()
+            if ticking:
+                self.tick()
+            else:
+                self._advance()
         raise AssertionError("the condition never held")
 
     def kill(self, name: str) -> None:

@@ -135,6 +135,30 @@ def test_a_request_whose_length_is_known_is_left_out_of_the_next_step(world: Wor
     device.drain()
 
 
+def test_tokens_are_read_right_by_a_host_that_comes_when_both_steps_are_done(world: World) -> None:
+    device = world(1)
+    weight = device.weight
+    runner = weight.runner
+    assert runner is not None
+    settle = runner.settle
+
+    def late(step: Any) -> Any:
+        device.until(lambda: all(launched.done.query() for launched in runner._under_way), ticking=True)
+        return settle(step)
+
+    runner.settle = late  # type: ignore[method-assign]
+    for number in range(3):
+        sampling = {"temperature": 1.0, "seed": 3, "top_k": 9} if number else {}
+        weight.submit(str(number), prompt(5, number), max_tokens=14, **sampling)
+    outputs = weight.run_all("0", "1", "2")
+    assert outputs[0] == weight.reference(prompt(5), 14)
+    assert device.most_under_way == 2
+    other = world(1, async_scheduling=False).weight
+    for number in (1, 2):
+        other.submit(str(number), prompt(5, number), max_tokens=14, temperature=1.0, seed=3, top_k=9)
+    assert outputs[1:] == other.run_all("1", "2")
+
+
 def test_a_cancel_is_taken_when_the_step_under_way_is_settled(world: World) -> None:
     device = world(1)
     weight = device.weight
@@ -233,8 +257,11 @@ def test_a_full_pool_launches_nothing_ahead_and_the_youngest_gives_way(world: Wo
     device.drain()
 
 
-def test_a_token_that_found_no_page_is_computed_again_and_the_step_behind_gives_nothing(world: World) -> None:
-    device = world(1, num_pages=16)
+@pytest.mark.parametrize("promptness", [0.7, 0.02])
+def test_a_token_that_found_no_page_is_computed_again_and_the_step_behind_gives_nothing(
+    world: World, promptness: float
+) -> None:
+    device = world(1, num_pages=16, promptness=promptness)
     weight = device.weight
     prompts = {str(number): prompt(4, number) for number in range(2)}
     for name, tokens in prompts.items():

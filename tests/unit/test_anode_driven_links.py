@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from tests.anode import GEOMETRY, SilentDoorbell
@@ -182,6 +182,48 @@ def test_a_step_that_is_given_up_is_let_go_before_its_tokens_are_forgotten() -> 
     assert ("release", 1) in node.lanes["w#1"].events
     assert node.links["w#1"].sequences[1].num_tokens == 0
     assert not node.exchange.is_driving
+
+
+def test_steps_are_launched_in_order_and_only_so_many_may_wait() -> None:
+    node = Node()
+    for number in (1, 2):
+        node.send(step(number, [(1, number - 1)]))
+    node.turn()
+    assert node.lanes["w#1"].events == [("launch", 1), ("launch", 2)]
+    # These rely on an append that never comes.
+    for number in (3, 4, 5):
+        node.send(wire.Step(number, 9, step(number).lanes))
+    node.turn()
+    assert node.exchange.links == ()
+
+
+def test_a_retract_launches_the_steps_that_wait_before_it() -> None:
+    node = Node()
+    for number in (1, 2):
+        node.send(wire.Step(number, 9, step(number, [(1, number - 1)]).lanes))
+    node.turn()
+    assert node.lanes["w#1"].events == []
+    node.send(wire.Retract(2))
+    node.send(wire.Retract(1))
+    node.turn()
+    launched = [event for event in node.lanes["w#1"].events if cast("Any", event)[0] == "launch"]
+    assert launched == [("launch", 1), ("launch", 2)]
+    assert node.links["w#1"].sequences[1].num_tokens == 0
+
+
+def test_a_free_waits_only_for_steps_that_store_something_of_the_sequence() -> None:
+    node = Node(turns_a_step=10**6)
+    node.send(step(1, [(1, 0)]))
+    node.turn()
+    node.send(wire.Free((2,)))
+    node.turn()
+    assert node.exchange.is_driving
+    assert [type(answer) for answer in node.answers()] == [wire.Stepped, wire.Freed]
+    node.lanes["w#1"].turns_left = 20
+    node.send(wire.Free((1,)))
+    node.turn()
+    assert not node.exchange.is_driving
+    assert 1 not in node.links["w#1"].sequences
 
 
 def test_one_weight_node_s_append_waits_for_the_other_s_step_and_drives_it() -> None:

@@ -118,6 +118,34 @@ def test_a_step_that_is_given_up_is_forgotten_once() -> None:
     assert node.step(3, [(1, 1)], [(1, 1)]).status is RowStatus.OK
 
 
+def test_two_steps_that_are_given_up_are_forgotten_the_newest_first() -> None:
+    node = Node()
+    node.step(1, [], [(1, 0)])
+    free = node.pool.allocator.num_free
+    node.step(2, [(1, 1)], [(1, 1), (2, 0)])
+    node.step(3, [(1, 2), (2, 1)], [(1, 2), (2, 1)])
+    retract_step(node.link, 3, node.pool)
+    assert (node.held(1), node.held(2)) == (2, 1)
+    retract_step(node.link, 2, node.pool)
+    assert (node.held(1), node.held(2)) == (1, 0)
+    assert node.pool.allocator.num_free == free
+    assert node.step(4, [(1, 1)], [(1, 1), (2, 0)]).status is RowStatus.OK
+
+
+def test_a_row_of_a_sequence_that_found_no_page_asks_nothing_and_stores_nothing() -> None:
+    node = Node(num_pages=1)
+    node.step(1, [], [(1, 0)])
+    assert node.step(2, [(1, 1)], [(1, 1), (2, 0)]).failed == (2,)
+    # It was announced before the weight node heard of that.
+    answer = node.step(3, [(1, 2), (2, 1)], [(2, 1), (1, 2)])
+    assert answer.status is RowStatus.OK
+    assert answer.failed == (2,)
+    [work] = node.device.launched[2]
+    assert work.table.indptr.tolist() == [0, 1, 1]
+    assert work.table.last_page_len.tolist() == [2, 0]
+    assert work.slots.tolist() == [-1, 2]
+
+
 def test_a_full_pool_fails_the_sequence_that_needs_a_page_and_stores_the_others() -> None:
     node = Node(num_pages=1)
     node.step(1, [], [(1, 0)])
