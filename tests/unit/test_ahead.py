@@ -24,7 +24,7 @@ def row(sequence_id: int, num_held: int = 10, *, num_prompt: int = 6, **sampling
 
 
 def outlook(*running: int, **changes: Any) -> Outlook:
-    seen = {"has_news": False, "could_admit": False, "is_moving_tails": False} | changes
+    seen = {"has_news": False, "could_admit": False} | changes
     return Outlook(running=running, **seen)
 
 
@@ -45,7 +45,6 @@ def test_a_sequence_that_ended_since_is_none() -> None:
         (outlook(1, 2, has_news=True), Obstacle.NEWS),
         (outlook(1, 2, 3), Obstacle.PROMPTS),
         (outlook(1, 2, could_admit=True), Obstacle.ADMISSION),
-        (outlook(1, 2, is_moving_tails=True), Obstacle.TAILS),
     ],
 )
 def test_what_is_to_be_done_between_two_steps_is_in_the_way(seen: Outlook, expected: Obstacle) -> None:
@@ -59,6 +58,12 @@ def test_what_is_to_be_done_between_two_steps_is_in_the_way(seen: Outlook, expec
 def test_a_row_whose_token_the_host_chooses_is_in_the_way(sampling: dict[str, Any]) -> None:
     batch = StepBatch.of([row(1), row(2, **sampling)])
     assert obstacle(batch, outlook(1, 2)) is Obstacle.HOST
+
+
+def test_a_sequence_that_is_handed_over_behind_its_next_token_is_in_the_way() -> None:
+    leaving = row(2)
+    leaving.sequence.hands_over = True
+    assert obstacle(StepBatch.of([row(1), leaving]), outlook(1, 2)) is Obstacle.HAND_OVER
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.8}, {"top_p": 0.9, "temperature": 1.0}, {"top_k": 3}])
