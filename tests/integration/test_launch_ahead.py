@@ -148,7 +148,7 @@ def test_tokens_are_read_right_by_a_host_that_comes_when_both_steps_are_done(wor
 
     runner.settle = late  # type: ignore[method-assign]
     for number in range(3):
-        sampling = {"temperature": 1.0, "seed": 3, "top_k": 9} if number else {}
+        sampling: dict[str, Any] = {"temperature": 1.0, "seed": 3, "top_k": 9} if number else {}
         weight.submit(str(number), prompt(5, number), max_tokens=14, **sampling)
     outputs = weight.run_all("0", "1", "2")
     assert outputs[0] == weight.reference(prompt(5), 14)
