@@ -323,8 +323,8 @@ class Rig:
 
 
 PHASES: tuple[tuple[str, Any, str], ...] = (
-    ("W: schedule", Scheduler, "schedule"),
-    ("W: place", Ledger, "place"),
+    ("W: schedule", Scheduler, "schedule_behind"),
+    ("W: place", Ledger, "place_next"),
     ("W: can run", GraphRunner, "can_run"),
     ("W: split", CapturedSteps, "split"),
     ("W: routes", LaneRoutes, "of"),
