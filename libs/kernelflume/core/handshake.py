@@ -10,9 +10,10 @@ from kernelflume.core.errors import HandshakeError
 if TYPE_CHECKING:
     from kernelflume.core.geometry import KvGeometry
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Version of the notices in ``transport.wire``. History: 1 = query, append, free, partial, appended; 2 adds
-step, stepped; 3 adds what the host path's lanes carry; 4 adds find, share, publish and their answers."""
+step, stepped; 3 adds what the host path's lanes carry; 4 adds find, share, publish and their answers;
+5 lets a weight node announce a step before the one ahead of it has ended."""
 
 LAYOUT_ID = "rows-v1"
 """Version of the buffer layout in ``transport.lanes``."""

@@ -33,7 +33,7 @@ from kernelflume.transport.lanes import NUM_APPEND_SLOTS
 from kernelflume.transport.memory import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from kernelflume.anode.control import PageListing
     from kernelflume.anode.kernels import AttentionKernel, StepAttention
@@ -55,6 +55,8 @@ _DRIVE_S = 2e-3
 _QUARANTINE_S = 60.0
 """How long the memory of a dropped link stays: its weight node may not know yet, and goes on writing there
 (deregistering does not stop a write under way). Longer than any weight node's step deadline."""
+_NO_END = 1 << 32
+"""Behind every position that a notice can name."""
 
 
 class Exchange:
@@ -394,15 +396,16 @@ class Exchange:
         if device is not None:
             self._await(link, lambda: device.is_idle)
 
-    def _await_stored(self, link: Link, sequence_ids: Collection[int]) -> None:
-        """Wait for the launched steps that store something of these sequences.
+    def _await_stored(self, link: Link, ends: Mapping[int, int]) -> None:
+        """Wait for the launched steps that store a token of a sequence before an end.
 
-        Others may go on: their weight node launches them ahead, and awaits this node's answer meanwhile.
+        Their weight node has settled those, so nothing but this node is in their way. Any other step may
+        need nodes that wait here for another weight node's, and they for this one.
         """
         device = link.device
         if device is not None:
-            writing = [step.number for step in link.stored if not step.sequences.isdisjoint(sequence_ids)]
-            self._await(link, lambda: all(map(device.has_ended, writing)))
+            steps = link.steps_storing(ends)
+            self._await(link, lambda: all(map(device.has_ended, steps)))
 
     def _await_driven(self) -> None:
         """Bring all steps to their end that need this loop: what follows may wait for the whole device."""
@@ -426,7 +429,9 @@ class Exchange:
             self._drive()
 
     def _publish(self, link: Link, notice: wire.Publish) -> None:
-        self._await_stored(link, {notice.sequence})  # nobody may find what is still to be written
+        blocks = notice.blocks  # nobody may find what a launched step has still to write
+        end = max((blocks["start"].astype(np.int64) + blocks["num_tokens"]).tolist(), default=0)
+        self._await_stored(link, {notice.sequence: end})
         self._notify(link, self._blocks.publish(link, notice))
 
     def _name_waiting(self) -> None:
@@ -439,7 +444,8 @@ class Exchange:
                 pass
 
     def _free(self, link: Link, notice: wire.Free) -> None:
-        self._await_stored(link, set(notice.sequences))  # an empty one only asks whether this node is there
+        # An empty one only asks whether this node is there.
+        self._await_stored(link, dict.fromkeys(notice.sequences, _NO_END))
         for sequence_id in notice.sequences:
             for publish in link.take_publishes(sequence_id):  # what it relies on does not come any more
                 self._notify(link, self._blocks.publish(link, publish))

@@ -27,7 +27,7 @@ from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.wire import MAX_FREE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -54,8 +54,8 @@ class StoredStep:
     """What a launched step of graphs stores."""
 
     number: int
-    sequences: frozenset[int]
-    """Those of which it stores a token each."""
+    positions: Mapping[int, int]
+    """Of the token of each sequence that it stores one of."""
 
 
 class Link:
@@ -112,6 +112,18 @@ class Link:
         if not self.waiting_steps or self.waiting_steps[0].appends > self.lanes[0].appends_filed:
             return None
         return self.waiting_steps.popleft()
+
+    def steps_storing(self, ends: Mapping[int, int]) -> list[int]:
+        """Return the launched steps that store a token of a sequence before an end.
+
+        Args:
+            ends: position by sequence.
+        """
+        return [
+            step.number
+            for step in self.stored
+            if any(step.positions.get(sequence_id, end) < end for sequence_id, end in ends.items())
+        ]
 
     def take_ready_publish(self) -> Publish | None:
         """Return a waiting PUBLISH of which every append is filed."""

@@ -460,14 +460,15 @@ class Engine:
     def _in_vain(self, batch: StepBatch, number: int) -> frozenset[int]:
         """Return the sequences whose rows of this step count for nothing.
 
-        When it was launched the step ahead was not settled. There such a sequence has come to its end, or
-        some node could not store its token.
+        When it was launched the step ahead was not settled, with which such a sequence came to its end. Or
+        some node dropped it for want of a page, in an earlier step or in this one, and then what its row
+        attended to may be another's.
         """
         failed = {
             sequence_id
             for link in self._links.all()
             for sequence_id, step in link.failed_sequences.items()
-            if step < number
+            if step <= number
         }
         return frozenset(
             chunk.sequence.sequence_id

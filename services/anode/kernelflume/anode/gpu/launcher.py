@@ -69,10 +69,13 @@ def launch_step(link: Link, step: Step, pool: KvPool, *, before_copy: Callable[[
             return Stepped(step.step, RowStatus.MISMATCH, pool.num_free_pages)
         work.append(LaneWork(table, slots))
     device.launch(work, step.step)
-    stored = (sequence_id for lane in step.lanes for sequence_id in lane.entries["sequence"].tolist())
-    link.stored.append(
-        StoredStep(step.step, frozenset(sequence_id for sequence_id in stored if sequence_id not in failed))
-    )
+    stored = {
+        sequence_id: position
+        for lane in step.lanes
+        for sequence_id, _, position in lane.entries.tolist()
+        if sequence_id not in failed
+    }
+    link.stored.append(StoredStep(step.step, stored))
     return Stepped(step.step, RowStatus.OK, pool.num_free_pages, tuple(failed))
 
 
@@ -80,7 +83,7 @@ def retract_step(link: Link, step: int, pool: KvPool) -> None:
     """Forget the tokens that a step which was given up has stored; later steps must be forgotten before."""
     if not link.stored or link.stored[-1].number != step:
         return  # it was not launched here
-    for sequence_id in link.stored.pop().sequences:
+    for sequence_id in link.stored.pop().positions:
         sequence = link.sequences.get(sequence_id)
         if sequence is not None:
             pool.retract(sequence)
