@@ -492,6 +492,8 @@ class DeviceWorld:
         self.links: list[FakeDeviceLink] = []
         self.nodes: list[LocalAttentionNode] = []
         self.silent: set[str] = set()
+        self.pace: dict[str, float] = {}
+        """How often a node's stream goes on when others do; by its name, always unless told."""
         self._is_ticking = False
         self.plan = LanePlan.of(microbatches, max_num_seqs)
         self.layout = LaneLayout(GEOMETRY, self.plan.max_rows)
@@ -547,11 +549,18 @@ class DeviceWorld:
 
     def times_out(self, view: int) -> bool:
         """Tell whether a wait for a node has taken too long."""
-        return not self.has_patience and any(
+        if self.has_patience or not self._have_all_answered():
+            return False
+        return any(
             cast("Any", link).name in self.silent
             for link in self.links
             if any(lane is self.views[view] for lane in link.memory)
         )
+
+    def _have_all_answered(self) -> bool:
+        """Tell whether no node that speaks has an answer due: time-outs are longer than that takes."""
+        links = self.weight.links.all()
+        return not any(link._steps_in_flight for link in links if link.node_name not in self.silent)
 
     def tick(self) -> None:
         """Let every stream and node go on a little, or not."""
@@ -568,8 +577,11 @@ class DeviceWorld:
             self._is_ticking = False
 
     def _advance(self) -> None:
-        streams = [link.stream for link in self.links if cast("Any", link).name not in self.silent]
-        for stream in (self.stream, *streams):
+        names = [(link.stream, cast("Any", link).name) for link in self.links]
+        streams = [(stream, self.pace.get(name, 1.0)) for stream, name in names if name not in self.silent]
+        for stream, pace in ((self.stream, 1.0), *streams):
+            if pace < 1.0 and self.random.random() >= pace:
+                continue
             for _ in range(self.random.randrange(4)):
                 stream.advance()
 
@@ -603,3 +615,31 @@ class DeviceWorld:
         for node in self.nodes:
             node.stop()
         self.weight.close()
+
+
+def wrong_keys(world: DeviceWorld, name: str) -> list[tuple[str, int, int]]:
+    """Compare what a node holds of running sequences with dense attention's keys and values.
+
+    Returns:
+        (request, position, layer) of each that differs.
+    """
+    [node] = [node for node in world.nodes if node.name == name]
+    [link] = node.exchange._links.values()
+    assert isinstance(node.pool.storage, HostPages)
+    bits = [torch.from_numpy(layer).view(torch.float32) for layer in node.pool.storage.bits]
+    found = []
+    for sequence in world.weight.scheduler.running:
+        held = link.sequences.get(sequence.sequence_id)
+        if held is None:
+            continue
+        expected = world.weight.reference_keys_values(sequence.tokens(0, sequence.num_computed))
+        positions = [place for tokens in held.held.ranges for place in range(tokens.start, tokens.end)]
+        for index, position in enumerate(positions):
+            slot = held.pages[index // PAGE_TOKENS] * PAGE_TOKENS + index % PAGE_TOKENS
+            for layer in range(LAYERS):
+                there = bits[layer][:, :, slot]  # [2, KV heads, dim]
+                if position < sequence.num_computed and not torch.allclose(
+                    there, expected[layer][position], atol=1e-3
+                ):
+                    found.append((sequence.request_id, position, layer))
+    return found

@@ -356,18 +356,26 @@ class LocalWeightNode:
 
     def reference_logits(self, tokens: list[int]) -> torch.Tensor:
         """Return every position's logits, [n, vocab], by dense float64 attention over what the pool holds."""
+        return self._dense(tokens)[0]
+
+    def reference_keys_values(self, tokens: list[int]) -> list[torch.Tensor]:
+        """Return every position's keys and values as the pool holds them: a layer's [n, 2, KV heads, dim]."""
+        return self._dense(tokens)[1]
+
+    def _dense(self, tokens: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         state = self.decoder.begin(torch.tensor(tokens), torch.arange(len(tokens)))
         mask = causal_mask(len(tokens), len(tokens))
+        kept = []
         for layer in range(CONFIG.num_layers):
             query = self.decoder.project_query(layer, state)
-            key, value = self.decoder.project_kv(layer, state)
             key, value = (
-                numbers.clamp(-self.largest, self.largest).to(self.kv_dtype).double()
-                for numbers in (key, value)
+                numbers.clamp(-self.largest, self.largest).to(self.kv_dtype)
+                for numbers in self.decoder.project_kv(layer, state)
             )
-            out = dense_attention(query, key, value, mask=mask).out.float()
+            kept.append(torch.stack((key, value), dim=1))
+            out = dense_attention(query, key.double(), value.double(), mask=mask).out.float()
             self.decoder.finish_layer(layer, state, out.reshape(len(tokens), -1))
-        return self.decoder.logits(state)
+        return self.decoder.logits(state), kept
 
     def reference(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Generate greedily, one forward pass a token."""

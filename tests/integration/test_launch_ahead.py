@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.device_world import DeviceWorld
+from tests.device_world import DeviceWorld, wrong_keys
 
 from kernelflume.wnode.gpu import lane_draws
 from kernelflume.wnode.messages import Adopted, LinkLost, RoutesChanged, Stop
@@ -225,6 +225,32 @@ def test_a_lost_node_undoes_both_steps_and_only_its_sequences_are_recomputed(wor
     device.drain()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_given_up_overwrite_nothing_that_a_settled_step_has_to_file(
+    world: World, seed: int
+) -> None:
+    """Both steps under way put keys and values in slots; a node may be late in reading what lay there."""
+    device = world(2, max_num_seqs=4, seed=seed)
+    weight = device.weight
+    prompts = {str(number): prompt(6, number) for number in range(4)}
+    for name, tokens in prompts.items():
+        weight.submit(name, tokens, max_tokens=20)
+    decode_until_ahead(device, "3")
+    device.pace["a0#1"] = 0.02
+    weight.engine.turn()
+    settled = {s.sequence_id: s.num_computed for s in weight.scheduler.running if "a0" in s.route.node_ids}
+    device.kill("a1#1")
+    weight.turn_until(lambda: bool(weight.recorder.of(LinkLost)))
+    assert [lost.node_name for lost in weight.recorder.of(LinkLost)] == ["a1#1"]
+    del device.pace["a0#1"]
+    assert {s.sequence_id for s in weight.scheduler.running}.issuperset(settled)
+    device.until(lambda: all(link.is_idle for link in device.links if link.name == "a0#1"), ticking=True)
+    assert wrong_keys(device, "a0#1") == []
+    weight.adopt("a0")
+    assert weight.run_all(*prompts) == [weight.reference(tokens, 20) for tokens in prompts.values()]
+    device.drain()
+
+
 def test_a_scale_event_is_taken_between_two_steps_and_tails_move_once(world: World) -> None:
     device = world(2, active=1)
     weight = device.weight
@@ -268,8 +294,8 @@ def test_a_token_that_found_no_page_is_computed_again_and_the_step_behind_gives_
         weight.submit(name, tokens, max_tokens=14)
     decode_until_ahead(device, "1")
     # Another weight node takes all pages, which this one hears of too late.
-    allocator = device.nodes[0].pool.allocator
-    taken = allocator.allocate(allocator.num_free)
+    book = device.nodes[0].pool.book
+    taken = book.allocate(book.num_free)
     link = weight.links.of_node("a0")
     assert link is not None
 
@@ -279,7 +305,7 @@ def test_a_token_that_found_no_page_is_computed_again_and_the_step_behind_gives_
 
     weight.turn_until(has_failed)
     assert not weight.recorder.of(LinkLost)
-    allocator.free(taken)
+    book.release(taken)
     weight.turn_until(lambda: link.is_quiet)
     assert weight.run_all(*prompts) == [weight.reference(tokens, 14) for tokens in prompts.values()]
     device.drain()

@@ -53,6 +53,8 @@ class StatusWord:
 
     def reset(self) -> None:
         """Forget the failure, once nothing waits any more."""
+        # An abort is written by a stream of its own: were it late, later waits would give up unseen.
+        torch.cuda.current_stream().wait_stream(self._stream)
         self._word.zero_()
         torch.cuda.current_stream().synchronize()
         self._host.zero_()

@@ -365,6 +365,14 @@ class Exchange:
         )
         self._notify(link, answer)
 
+    def _store_appends(self, link: Link, counter: int) -> None:
+        """File what came up to an append at once: what relies on it cannot wait for its turn."""
+        while link.lanes[0].appends_filed < counter:
+            append = link.lanes[0].take_ready_append()
+            if append is None:
+                return
+            self._store_append(link, 0, append)
+
     def _launch_step(self, link: Link, notice: wire.Step) -> None:
         """Launch what answers a step of captured graphs."""
         driven = link.driven
@@ -373,14 +381,16 @@ class Exchange:
         answer = launch_step(link, notice, self._pool, before_copy=functools.partial(self._await_all, link))
         if answer.status is wire.RowStatus.OK:
             self._queries_served += link.layout.geometry.num_layers
-            self._tokens_appended += sum(len(lane.entries) for lane in notice.lanes) - len(answer.failed)
+            self._tokens_appended += len(link.stored[-1].positions)
         self._notify(link, answer)
 
     def _retract_step(self, link: Link, step: int) -> None:
         """Forget what a step stored, also when it was not launched yet."""
         while link.waiting_steps and link.waiting_steps[0].step <= step:
+            waiting = link.waiting_steps.popleft()
+            self._store_appends(link, waiting.appends)
             # Its queries come all the same, or it is let go.
-            self._launch_step(link, link.waiting_steps.popleft())
+            self._launch_step(link, waiting)
         if link.device is not None:
             link.device.release(step)
             self._await_filed(link)  # it writes to what is another's afterwards

@@ -55,15 +55,10 @@ def launch_step(link: Link, step: Step, pool: KvPool, *, before_copy: Callable[[
         if device.files_in_layer:
             # Keys and values that come in every layer are part of the step's attention.
             slots = _take_slots(link, lane, pool, failed)
-            table = _planned(
-                link,
-                step,
-                lane,
-                pool.page_tokens,
-                new=frozenset(lane.entries["sequence"].tolist()) - failed.keys(),
-            )
+            new = frozenset(lane.entries["sequence"].tolist()) - failed.keys()
+            table = _planned(link, step, lane, pool.page_tokens, failed, new=new)
         else:
-            table = _planned(link, step, lane, pool.page_tokens, new=frozenset())
+            table = _planned(link, step, lane, pool.page_tokens, failed, new=frozenset())
             slots = _take_slots(link, lane, pool, failed) if table is not None else np.empty(0, np.int64)
         if table is None:
             return Stepped(step.step, RowStatus.MISMATCH, pool.num_free_pages)
@@ -103,18 +98,26 @@ def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool, before_copy: Calla
 
 
 def _planned(
-    link: Link, step: Step, lane: LaneStep, page_tokens: int, *, new: frozenset[int]
+    link: Link,
+    step: Step,
+    lane: LaneStep,
+    page_tokens: int,
+    failed: dict[int, None],
+    *,
+    new: frozenset[int],
 ) -> PageTable | None:
     """Say where the planned sequences lie; None when other tokens are held than planned.
 
-    ``new`` names those that a token of this very step was added to, which the plan does not count.
+    ``new`` names those that a token of this very step was added to, which the plan does not count. Adds the
+    sequences that have ended here to those that failed.
     """
     sequences = []
     for sequence_id, _, num_planned in lane.plan.tolist():
         sequence = link.sequences.get(sequence_id)
         if sequence is None and link.has_ended(sequence_id):
-            # The step was announced before its weight node heard that a token found no page here. It will
-            # make nothing of this row.
+            # The step was announced before its weight node heard that a token found no page here. The row
+            # attends to nothing, and the answer says so: its weight node makes nothing of it.
+            failed[sequence_id] = None
             sequences.append(HeldSequence())
             continue
         num_held = sequence.num_tokens - (sequence_id in new) if sequence is not None else 0

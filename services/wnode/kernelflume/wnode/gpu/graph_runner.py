@@ -22,6 +22,7 @@ from kernelflume.wnode.sampler import Sampled, sample
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kernelflume.cuda.status import Failure
     from kernelflume.runtime.clock import Clock
     from kernelflume.transport.lanes import LaneLayout
     from kernelflume.wnode.batch import Chunk, StepBatch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.sequence import Sequence as Request
 
 _PROBE_INTERVAL_S = 0.1
-_RETRACT_TIMEOUT_S = 2.0
+_LAUNCH_TIMEOUT_S = 2.0
 """A node answers a step before it waits for its first query."""
 
 
@@ -135,6 +136,7 @@ class GraphRunner:
         loss = self._tell(routes, links, number)
         if loss is not None:
             # The others wait for queries now, so the step runs, and none of its own waits is in earnest.
+            self._hear({number: links}, loss)
             self._exchange.abort()
         self._upload_routes(routes, links)
         self._bring_inputs(split.parts)
@@ -261,17 +263,65 @@ class GraphRunner:
                 if launched.loss is not None:
                     raise launched.loss
             self._receive_until_done(step)
-        except PeerLostError:
+        except PeerLostError as loss:
+            self._hear({}, loss)
             self._exchange.abort()
             self._end_all()
             raise
         failure = self._exchange.failure
         if failure is None:
             return
-        names = [list(launched.routes[failure.lane].nodes) for launched in self._under_way]
-        node_id = next(nodes[failure.node] for nodes in names if failure.node < len(nodes))
+        lost = PeerLostError(
+            self._name_of(self._node_of(failure)), f"no partial within {self._timeout_s:g} s"
+        )
+        # The waits gave up by themselves: who has not answered by now may have had no time to file.
+        self._hear({}, lost, timeout_s=0.0)
         self._end_all()
-        raise PeerLostError(self._name_of(node_id), f"no partial within {self._timeout_s:g} s")
+        raise lost
+
+    def _node_of(self, failure: Failure) -> str:
+        """Return the node that a wait was for: of the oldest step that has such a wait.
+
+        The one behind it cannot have failed first: its waits begin when the older step's are over.
+        """
+        return next(
+            list(lane.nodes)[failure.node]
+            for launched in self._under_way
+            for lane in launched.routes[failure.lane : failure.lane + 1]
+            if failure.node < len(lane.nodes)
+        )
+
+    def _hear(
+        self,
+        begun: Mapping[int, Mapping[str, Link]],
+        loss: PeerLostError,
+        *,
+        timeout_s: float = _LAUNCH_TIMEOUT_S,
+    ) -> None:
+        """Hear from the nodes that they launched what is about to be given up; refuse those that say nothing.
+
+        A step that is given up puts keys and values without waiting for anybody, into the slot of the settled
+        step two before it. A node launches a step only when that one is filed. So once it has answered nothing
+        is lost there. One that has not would also be out of step with its counters.
+
+        Args:
+            begun: links by node of a step that is not under way yet, by its number.
+            loss: the node that is not waited for.
+            timeout_s: how long.
+        """
+        steps = {**{step.number: step.links for step in self._under_way}, **begun}
+        told = [
+            (link, number)
+            for number, links in steps.items()
+            for link in links.values()
+            if link.node_name != loss.peer and _is_there(link)
+        ]
+        deadline = Deadline(self._clock, timeout_s)
+        while not all(link.has_launched(number) for link, number in told) and not deadline.expired:
+            self._links.poll()
+        for link, number in told:
+            if not link.has_launched(number):
+                link.refuse(f"it did not launch step {number}")
 
     def _receive_until_done(self, step: StepInFlight) -> None:
         """Drive the step and receive notices until it is done; probe nodes: only a send tells of a loss."""
@@ -308,24 +358,12 @@ class GraphRunner:
             tokens.forget()
 
     def _retract(self) -> None:
-        """Have the nodes that are still there forget what all steps stored, the newest first.
-
-        They must also say that they launched them: one that did not is out of step with its counters, and its
-        link is refused from now on.
-        """
-        told: list[tuple[Link, int]] = []
+        """Have the nodes that are still there forget what all steps stored, the newest first."""
         while self._under_way:
             step = self._under_way.pop()
             for link in step.links.values():
                 with contextlib.suppress(PeerLostError):  # the engine is about to close that one
                     link.send_retract(step.number)
-                    told.append((link, step.number))
-        deadline = Deadline(self._clock, _RETRACT_TIMEOUT_S)
-        while not all(link.has_launched(number) for link, number in told) and not deadline.expired:
-            self._links.poll()
-        for link, number in told:
-            if not link.has_launched(number):
-                link.refuse(f"it did not launch step {number}")
 
     def _choose(self, step: StepInFlight) -> tuple[list[Chunk], Sampled] | None:
         """Take the tokens that were chosen on the device, or sample where a request wants something else.
@@ -376,3 +414,13 @@ class GraphRunner:
         end = self._end(node_id)
         assert end is not None  # noqa: S101 - can_run looked
         return end
+
+
+def _is_there(link: Link) -> bool:
+    """Ask a node for a sign of life; only a send tells of a loss."""
+    try:
+        link.check()
+        link.probe()
+    except PeerLostError:
+        return False
+    return True
