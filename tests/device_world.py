@@ -139,6 +139,8 @@ class FakeDeviceLink:
         self.memory = [[np.zeros(size, np.uint8) for size in sizes] for _ in offer.lanes]
         self.num_bytes = sum(sizes) * self.num_lanes
         self.is_open = False
+        self.name = ""
+        """Of the node."""
         self._steps: dict[int, FakeMark] = {}
         self._num_queries = [0] * self.num_lanes
         self._num_appends = [0] * self.num_lanes
@@ -543,7 +545,7 @@ class DeviceWorld:
 
     def _open_link(self, offer: DeviceLanes, node: LocalAttentionNode) -> Any:
         link = FakeDeviceLink(offer, node.pool, self)
-        link.name = node.name  # type: ignore[attr-defined]
+        link.name = node.name
         self.links.append(link)
         return link
 
@@ -552,7 +554,7 @@ class DeviceWorld:
         if self.has_patience or not self._have_all_answered():
             return False
         return any(
-            cast("Any", link).name in self.silent
+            link.name in self.silent
             for link in self.links
             if any(lane is self.views[view] for lane in link.memory)
         )
@@ -577,7 +579,7 @@ class DeviceWorld:
             self._is_ticking = False
 
     def _advance(self) -> None:
-        names = [(link.stream, cast("Any", link).name) for link in self.links]
+        names = [(link.stream, link.name) for link in self.links]
         streams = [(stream, self.pace.get(name, 1.0)) for stream, name in names if name not in self.silent]
         for stream, pace in ((self.stream, 1.0), *streams):
             if pace < 1.0 and self.random.random() >= pace:

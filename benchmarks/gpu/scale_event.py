@@ -196,6 +196,7 @@ def served(options: argparse.Namespace) -> Iterator[Bench]:
             "KERNELFLUME_WNODE_MAX_NUM_SEQS": str(options.streams),
             "KERNELFLUME_WNODE_MAX_NUM_BATCHED_TOKENS": str(options.batched_tokens),
             "KERNELFLUME_WNODE_DATA_PATH": options.data_path,
+            "KERNELFLUME_WNODE_ASYNC_SCHEDULING": str(options.async_scheduling).lower(),
             "KERNELFLUME_ANODE_PAGE_TOKENS": str(PAGE_TOKENS),
         }
         is_gpu = options.device != "cpu"
@@ -246,6 +247,12 @@ def main() -> None:
     parser.add_argument("--attention-devices", default="", help="by default the last GPU")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--data-path", default="auto")
+    parser.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="launch steps before the one ahead is settled",
+    )
     parser.add_argument("--mps", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--context", type=int, default=4096, help="tokens of each prompt")

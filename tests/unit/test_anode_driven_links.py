@@ -54,8 +54,8 @@ class FakeLanes:
         return self.turns_left == 0
 
     def has_ended(self, step: int) -> bool:
-        del step
-        return self.is_idle
+        launches = [event for event in self.events if isinstance(event, tuple) and event[0] == "launch"]
+        return self.is_idle or launches[-1] != ("launch", step)
 
     def open(self, weight_node: str) -> None:
         self.events.append(("open", weight_node))
@@ -224,6 +224,42 @@ def test_a_free_waits_only_for_steps_that_store_something_of_the_sequence() -> N
     node.turn()
     assert not node.exchange.is_driving
     assert 1 not in node.links["w#1"].sequences
+
+
+def named(sequence: int, end: int) -> wire.Publish:
+    """A notice that names a sequence's first block, of ``end`` tokens."""
+    return wire.Publish(sequence, 0, np.array([(b"k" * 16, 0, end)], wire.BLOCK_DTYPE))
+
+
+def test_a_name_waits_for_the_steps_that_store_what_it_names_and_for_no_other() -> None:
+    node = Node(turns_a_step=10**6)
+    node.send(step(1, [(1, 0)]))
+    node.turn()
+    node.lanes["w#1"].turns_left = 0
+    node.send(step(2, [(1, 1)]))
+    node.send(named(1, 1))
+    node.turn()
+    # The second step may need nodes that wait for another weight node's.
+    assert node.exchange.is_driving
+    assert [type(answer) for answer in node.answers()] == [wire.Stepped, wire.Stepped, wire.Published]
+    node.lanes["w#1"].turns_left = 20
+    node.send(named(1, 2))
+    node.turn()
+    assert not node.exchange.is_driving
+    assert [type(answer) for answer in node.answers()] == [wire.Published]
+
+
+def test_a_retract_files_first_what_the_step_relies_on() -> None:
+    node = Node()
+    entries = np.array([(1, 2, 0)], wire.APPEND_DTYPE)
+    node.send(wire.Append(0, 0, 1, 2, entries))
+    lane = wire.LaneStep(np.array([(1, 1, 2)], wire.PLAN_DTYPE), np.array([(1, 1, 2)], wire.APPEND_DTYPE))
+    node.send(wire.Step(1, 1, (lane,)))
+    node.send(wire.Retract(1))
+    node.turn()
+    answers = {type(answer): answer for answer in node.answers()}
+    assert cast("Any", answers[wire.Stepped]).status is wire.RowStatus.OK
+    assert node.links["w#1"].sequences[1].num_tokens == 2
 
 
 def test_one_weight_node_s_append_waits_for_the_other_s_step_and_drives_it() -> None:

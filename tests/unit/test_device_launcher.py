@@ -121,14 +121,14 @@ def test_a_step_that_is_given_up_is_forgotten_once() -> None:
 def test_two_steps_that_are_given_up_are_forgotten_the_newest_first() -> None:
     node = Node()
     node.step(1, [], [(1, 0)])
-    free = node.pool.allocator.num_free
+    free = node.pool.num_free_pages
     node.step(2, [(1, 1)], [(1, 1), (2, 0)])
     node.step(3, [(1, 2), (2, 1)], [(1, 2), (2, 1)])
     retract_step(node.link, 3, node.pool)
     assert (node.held(1), node.held(2)) == (2, 1)
     retract_step(node.link, 2, node.pool)
     assert (node.held(1), node.held(2)) == (1, 0)
-    assert node.pool.allocator.num_free == free
+    assert node.pool.num_free_pages == free
     assert node.step(4, [(1, 1)], [(1, 1), (2, 0)]).status is RowStatus.OK
 
 
@@ -144,6 +144,28 @@ def test_a_row_of_a_sequence_that_found_no_page_asks_nothing_and_stores_nothing(
     assert work.table.indptr.tolist() == [0, 1, 1]
     assert work.table.last_page_len.tolist() == [2, 0]
     assert work.slots.tolist() == [-1, 2]
+
+
+@pytest.mark.parametrize("in_layer", [False, True])
+def test_a_row_that_attended_to_nothing_is_said_to_have_failed(
+    in_layer: bool,
+) -> None:
+    node = Node(files_in_layer=in_layer)
+    node.step(1, [(1, 0), (2, 0)] if in_layer else [], [(1, 0), (2, 0)])
+    node.link.end(2, node.pool)
+    answer = node.step(2, [(1, 1), (2, 1)], [(1, 1)])  # the other's next token goes to another node
+    assert answer.status is RowStatus.OK
+    assert answer.failed == (2,)
+
+
+def test_which_steps_store_a_token_before_an_end() -> None:
+    node = Node()
+    node.step(1, [], [(1, 0), (2, 0)])
+    node.step(2, [(1, 1)], [(1, 1)])
+    assert node.link.steps_storing({1: 2}) == [1, 2]
+    assert node.link.steps_storing({1: 1}) == [1]
+    assert node.link.steps_storing({2: 9, 3: 9}) == [1]
+    assert node.link.steps_storing({1: 0}) == []
 
 
 def test_a_full_pool_fails_the_sequence_that_needs_a_page_and_stores_the_others() -> None:

@@ -358,7 +358,10 @@ class Engine:
         if batch is None or not runner.can_run(batch):
             return None
         self._num_steps += 1
-        return runner.launch(batch, self._num_steps)
+        try:
+            return runner.launch(batch, self._num_steps)
+        except PeerLostError:
+            return None  # nobody was told; the next step that is prepared tells what that means
 
     def _settle(self, step: StepInFlight) -> None:
         """Wait for a step of graphs and take its tokens in."""
@@ -438,24 +441,30 @@ class Engine:
         if changed:
             self._reporter.send(RoutesChanged({key: s.route for key, s in changed.items()}, ()))
         self._free_ended()
+        counted = [
+            (chunk.sequence, token, sampled.logprobs.get(row))
+            for row, (chunk, token) in enumerate(zip(chunks, sampled.tokens, strict=True))
+            if chunk.sequence.sequence_id not in vain
+        ]
+        self._take_tokens(counted)
+
+    def _take_tokens(self, chosen: list[tuple[Sequence, int, TokenLogprobs | None]]) -> None:
         outputs: list[TokenOutput] = []
         ended: list[Sequence] = []
-        for row, (chunk, token) in enumerate(zip(chunks, sampled.tokens, strict=True)):
-            if chunk.sequence.sequence_id in vain:
-                continue
-            if not chunk.sequence.is_prompt_named:
-                self._prefix_cache.name(chunk.sequence)
-            output = self._take_token(chunk.sequence, token, sampled.logprobs.get(row))
+        for sequence, token, logprobs in chosen:
+            if not sequence.is_prompt_named:
+                self._prefix_cache.name(sequence)
+            output = self._take_token(sequence, token, logprobs)
             outputs.append(output)
             if output.finish_reason:
-                self._prefix_cache.name(chunk.sequence)  # before it is told: the client may be back at once
-                ended.append(chunk.sequence)
+                self._prefix_cache.name(sequence)  # before it is told: the client may be back at once
+                ended.append(sequence)
         self._emit(*outputs)
         for sequence in ended:
             self._end(sequence)
-        for chunk in chunks:
-            if chunk.sequence.hands_over and chunk.sequence.state is SequenceState.RUNNING:
-                self._hand_overs.hold(chunk.sequence)
+        for sequence, _, _ in chosen:
+            if sequence.hands_over and sequence.state is SequenceState.RUNNING:
+                self._hand_overs.hold(sequence)
 
     def _in_vain(self, batch: StepBatch, number: int) -> frozenset[int]:
         """Return the sequences whose rows of this step count for nothing.

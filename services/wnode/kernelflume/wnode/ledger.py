@@ -139,12 +139,12 @@ class Ledger:
             The writes in order of position, or None when there is no room; then nothing was promised.
         """
         if not sequence.copies_last:
-            return self._place(sequence, sequence.route, sequence.num_computed, num_rows)
+            return self._place_at(sequence, sequence.route, sequence.num_computed, num_rows)
         tail = sequence.route.tail_node_id
         if tail is None or not self.can_go_on(sequence):
             return None
         self._promised[tail] = self._promised.get(tail, 0) + 1
-        writes = self._place(sequence, sequence.route, sequence.num_computed, num_rows)
+        writes = self._place_at(sequence, sequence.route, sequence.num_computed, num_rows)
         if writes is None:
             self._promised[tail] -= 1
             return None
@@ -153,15 +153,20 @@ class Ledger:
 
     def place_next(self, chunk: Chunk) -> tuple[KvWrite, ...] | None:
         """Choose the node for the token behind a chunk that is under way, as ``place`` does."""
-        return self._place(chunk.sequence, chunk.route_after(), chunk.end, 1)
+        return self._place_at(chunk.sequence, chunk.route_after(), chunk.end, 1)
 
-    def _place(
+    def _place_at(
         self, sequence: Sequence, route: SequenceRoute, start: int, num_rows: int
     ) -> tuple[KvWrite, ...] | None:
         if num_rows == 1 and start > sequence.num_shared:
             write = self._in_last_page(route, start)
             if write is not None:
                 return (write,)
+        return self._place_blocks(sequence, route, start, num_rows)
+
+    def _place_blocks(
+        self, sequence: Sequence, route: SequenceRoute, start: int, num_rows: int
+    ) -> tuple[KvWrite, ...] | None:
         promised = dict(self._promised)
         writes: list[KvWrite] = []
         held = {node_id: route.num_tokens_on(node_id) for node_id in route.node_ids}

@@ -298,10 +298,10 @@ class GraphRunner:
         *,
         timeout_s: float = _LAUNCH_TIMEOUT_S,
     ) -> None:
-        """Hear from the nodes that they launched what is about to be given up; refuse those that say nothing.
+        """Hear from nodes that they launched what is about to be given up; refuse those that say nothing.
 
         A step that is given up puts keys and values without waiting for anybody, into the slot of the settled
-        step two before it. A node launches a step only when that one is filed. So once it has answered nothing
+        step two before it. A node launches a step only when that one is filed: once it has answered, nothing
         is lost there. One that has not would also be out of step with its counters.
 
         Args:
