@@ -1,4 +1,4 @@
-"""Launching ahead changes no token, whatever requests, ends, cancels, losses and scale events come."""
+"""Launching ahead changes no token, whatever requests, ends, cancels, holds, losses and scale events come."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class Request:
     stop: tuple[int, ...]
     at_turn: int
     cancelled_at: int | None
+    held_at: int | None
+    """It is to be handed over, and goes on here as soon as it is held."""
+    logprobs: int | None
+    """With these the host chooses its tokens."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,18 @@ class Scenario:
     promptness: float
 
 
+SHARED = tuple(range(7, 16))
+"""Some prompts begin with two blocks of these, so that they find each other's."""
+PROMPTS = st.lists(st.integers(0, 255), min_size=1, max_size=12).map(tuple)
 REQUESTS = st.builds(
     Request,
-    prompt=st.lists(st.integers(0, 255), min_size=1, max_size=12).map(tuple),
+    prompt=st.one_of(PROMPTS, PROMPTS.map(lambda tail: (*SHARED, *tail[:3]))),
     max_tokens=st.integers(1, MOST_TOKENS),
     stop=st.lists(st.integers(0, 255), max_size=20).map(tuple),
     at_turn=st.integers(0, 12),
     cancelled_at=st.one_of(st.none(), st.none(), st.integers(0, 25)),
+    held_at=st.one_of(st.none(), st.none(), st.integers(0, 25)),
+    logprobs=st.sampled_from([None, None, None, None, 1]),
 )
 SCENARIOS = st.builds(
     Scenario,
@@ -105,21 +114,21 @@ class Play:
             promptness=scenario.promptness,
         )
         self.weight = self.world.weight
+        self.gone_on: set[str] = set()
 
     def run(self) -> None:
         """Let everything happen, and go on until all requests are at their ends."""
         for turn in range(30):
             self._requests(turn)
             self._events(turn)
+            self._go_on()
             self.weight.engine.turn()
         if self.scenario.lost_at is not None:
             # A node that nothing runs on is lost when the table says so.
             self.active.remove("a1")
         self.weight.adopt(*(self.active or ["a2"]))
         self.weight.turn_until(lambda: self.weight.inbox.is_empty)
-        self.weight.turn_until(
-            lambda: not self.weight.scheduler.running and not self.weight.scheduler.waiting
-        )
+        self.weight.turn_until(self._is_over)
 
     def check(self) -> None:
         """Look at every token, and let the pages be freed."""
@@ -141,6 +150,16 @@ class Play:
             for link in node.exchange._links.values():
                 assert node.name in self.world.silent or not link.sequences
 
+    def _is_over(self) -> bool:
+        self._go_on()
+        return not self.weight.scheduler.all
+
+    def _go_on(self) -> None:
+        """Let what is held go on, as a router does that has no other weight node."""
+        for name in self.weight.recorder.held.keys() - self.gone_on:
+            self.gone_on.add(name)
+            self.weight.go_on(name)
+
     def _requests(self, turn: int) -> None:
         for number, request in enumerate(self.scenario.requests):
             if request.at_turn == turn:
@@ -149,9 +168,12 @@ class Play:
                     list(request.prompt),
                     max_tokens=request.max_tokens,
                     stop_token_ids=request.stop,
+                    logprobs=request.logprobs,
                 )
             if request.cancelled_at == turn:
                 self.weight.cancel(str(number))
+            if request.held_at == turn:
+                self.weight.hand_over(str(number))
 
     def _events(self, turn: int) -> None:
         if turn == self.scenario.joins_at:
