@@ -421,9 +421,13 @@ class Engine:
         sampled: Sampled,
         started_at_s: float,
         *,
-        number: int = 0,
+        number: int = -1,
     ) -> None:
-        """Take in what a step stored and chose; ``number`` is that of a step of graphs."""
+        """Take in what a step stored and chose.
+
+        ``number`` is that of a step of graphs. A posted step does not get here where some node lacks what a
+        row's plan named.
+        """
         vain = self._in_vain(batch, number)
         changed: dict[int, Sequence] = {}
         for chunk in batch.chunks:
