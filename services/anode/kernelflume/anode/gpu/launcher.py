@@ -82,6 +82,8 @@ def retract_step(link: Link, step: int, pool: KvPool) -> None:
         sequence = link.sequences.get(sequence_id)
         if sequence is not None:
             pool.retract(sequence)
+            if not sequence.num_tokens:  # it may come back, but its weight node would not free it here
+                del link.sequences[sequence_id]
 
 
 def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool, before_copy: Callable[[], None]) -> None:
