@@ -126,7 +126,9 @@ class Play:
         if self.scenario.lost_at is not None:
             # A node that nothing runs on is lost when the table says so.
             self.active.remove("a1")
-        self.weight.adopt(*(self.active or ["a2"]))
+        # One that drains stays until all is over: whoever leaves the table sooner is lost, with its pages.
+        draining = () if "a0" in self.active else ("a0",)
+        self.weight.adopt(*(self.active or ["a2"]), draining=draining)
         self.weight.turn_until(lambda: self.weight.inbox.is_empty)
         self.weight.turn_until(self._is_over)
 
