@@ -196,9 +196,10 @@ def served(options: argparse.Namespace) -> Iterator[Bench]:
             "KERNELFLUME_WNODE_MAX_NUM_SEQS": str(options.streams),
             "KERNELFLUME_WNODE_MAX_NUM_BATCHED_TOKENS": str(options.batched_tokens),
             "KERNELFLUME_WNODE_DATA_PATH": options.data_path,
-            "KERNELFLUME_WNODE_ASYNC_SCHEDULING": str(options.async_scheduling).lower(),
             "KERNELFLUME_ANODE_PAGE_TOKENS": str(PAGE_TOKENS),
         }
+        if options.async_scheduling is not None:
+            environment["KERNELFLUME_WNODE_ASYNC_SCHEDULING"] = str(options.async_scheduling).lower()
         is_gpu = options.device != "cpu"
         if is_gpu:
             environment |= held.enter_context(mps()) if options.mps else {}
@@ -250,8 +251,7 @@ def main() -> None:
     parser.add_argument(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
-        default=False,
-        help="launch steps before the one ahead is settled",
+        help="launch steps before the one ahead is settled; by default as the environment says",
     )
     parser.add_argument("--mps", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--streams", type=int, default=32)
