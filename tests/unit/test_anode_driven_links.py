@@ -226,6 +226,22 @@ def test_a_free_waits_only_for_steps_that_store_something_of_the_sequence() -> N
     assert 1 not in node.links["w#1"].sequences
 
 
+def test_a_free_of_what_was_dropped_waits_for_the_step_that_reads_it() -> None:
+    node = Node(turns_a_step=10**6)
+    node.send(step(1, [(1, 0)]))
+    node.turn()
+    link, taken = node.links["w#1"], node.pool.book.allocate(node.pool.num_free_pages)
+    assert link.take_slot(2, 0, node.pool) is None
+    assert link.take_slot(1, 0, node.pool) is None  # a position that it holds drops it too
+    assert node.pool.num_free_pages == 0
+    node.lanes["w#1"].turns_left = 20
+    node.send(wire.Free((1,)))
+    node.turn()
+    [_, freed] = node.answers()
+    assert freed == wire.Freed(1)
+    node.pool.book.release(taken)
+
+
 def named(sequence: int, end: int) -> wire.Publish:
     """A notice that names a sequence's first block, of ``end`` tokens."""
     return wire.Publish(sequence, 0, np.array([(b"k" * 16, 0, end)], wire.BLOCK_DTYPE))

@@ -35,6 +35,10 @@ class FakeDevice:
     num_lanes: int = 1
     layout: LaneLayout = LAYOUT
     launched: list[list[LaneWork]] = field(default_factory=list)
+    under_way: set[int] = field(default_factory=set)
+
+    def has_ended(self, step: int) -> bool:
+        return step not in self.under_way
 
     def check(self) -> None:
         pass
@@ -176,6 +180,36 @@ def test_a_full_pool_fails_the_sequence_that_needs_a_page_and_stores_the_others(
     [work] = node.device.launched[1]
     assert work.slots.tolist() == [-1, 1]
     assert node.held(1) == 2
+
+
+def test_what_the_step_ahead_reads_is_nobody_else_s_before_it_ends() -> None:
+    node = Node(num_pages=2)
+    node.step(1, [], [(1, 0), (2, 0)])
+    for number in (2, 3, 4):
+        node.step(number, [(1, number - 1), (2, number - 1)], [(1, number - 1), (2, number - 1)])
+    node.device.under_way = {4}
+    # Both need a page. The first one's would be enough for the second, but its row in step 4 counts.
+    assert node.step(5, [(1, 4), (2, 4)], [(1, 4), (2, 4)]).failed == (1, 2)
+    assert node.link.sequences == {}
+    assert node.pool.num_free_pages == 0
+    assert node.link.steps_reading((1, 2, 3)) == [4, 4]
+    node.link.release_dropped(node.pool)
+    assert node.pool.num_free_pages == 0
+    node.device.under_way = {5}
+    node.link.release_dropped(node.pool)
+    assert node.pool.num_free_pages == 2
+    assert node.link.steps_reading((1, 2)) == []
+
+
+def test_a_link_that_ends_gives_all_pages_back() -> None:
+    node = Node(num_pages=2)
+    node.step(1, [], [(1, 0), (2, 0)])
+    node.device.under_way = {1}
+    assert node.step(2, [], [(3, 0)]).failed == (3,)
+    assert list(node.link.holdings) == [1, 2, 3]
+    node.link.end_all(node.pool)
+    assert node.pool.num_free_pages == 2
+    assert node.link.holdings == {}
 
 
 @pytest.mark.parametrize("in_layer", [False, True])

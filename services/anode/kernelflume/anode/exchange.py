@@ -115,10 +115,9 @@ class Exchange:
         if link is None:
             return 0
         num_sequences = len(link.sequences)
-        for sequence_id in list(link.sequences):
-            link.end(sequence_id, self._pool)
         if link.device is not None:
             link.device.close_views()
+        link.end_all(self._pool)
         self._transport.disconnect(weight_node)
         self._doorbell.disconnect(weight_node)
         for buffers in link.buffers:
@@ -132,6 +131,8 @@ class Exchange:
     def turn(self, notices: Iterable[Notice]) -> None:
         """File notices, then work until nothing is left to do, or has not been for a while."""
         self._pool.book.expire()
+        for link in self._links.values():
+            link.release_dropped(self._pool)
         self._receive(notices)
         deadline = Deadline(self._clock, _DRIVE_S)
         while True:
@@ -407,15 +408,16 @@ class Exchange:
             self._await(link, lambda: device.is_idle)
 
     def _await_stored(self, link: Link, ends: Mapping[int, int]) -> None:
-        """Wait for the launched steps that store a token of a sequence before an end.
+        """Wait for launched steps that store tokens of a sequence before an end, or read one dropped since.
 
         Their weight node has settled those, so nothing but this node is in their way. Any other step may
         need nodes that wait here for another weight node's, and they for this one.
         """
         device = link.device
         if device is not None:
-            steps = link.steps_storing(ends)
+            steps = [*link.steps_storing(ends), *link.steps_reading(ends)]
             self._await(link, lambda: all(map(device.has_ended, steps)))
+            link.release_dropped(self._pool)
 
     def _await_driven(self) -> None:
         """Bring all steps to their end that need this loop: what follows may wait for the whole device."""

@@ -27,7 +27,7 @@ from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.wire import MAX_FREE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
@@ -90,6 +90,8 @@ class Link:
         """What is named once every append that it relies on is filed."""
         self._ended: dict[int, None] = {}
         """The sequences that ended last: freed, or dropped for want of a page."""
+        self._dropped: dict[int, tuple[int, HeldSequence]] = {}
+        """Dropped while a step was under way: that step, which may still read the pages, and these."""
 
     @property
     def node_id(self) -> str:
@@ -124,6 +126,15 @@ class Link:
             for step in self.stored
             if any(step.positions.get(sequence_id, end) < end for sequence_id, end in ends.items())
         ]
+
+    @property
+    def holdings(self) -> dict[int, HeldSequence]:
+        """Whatever has pages, by sequence."""
+        return {**self.sequences, **{key: sequence for key, (_, sequence) in self._dropped.items()}}
+
+    def steps_reading(self, sequence_ids: Iterable[int]) -> list[int]:
+        """Return the launched steps that read pages of sequences which were dropped since."""
+        return [self._dropped[key][0] for key in sequence_ids if key in self._dropped]
 
     def take_ready_publish(self) -> Publish | None:
         """Return a waiting PUBLISH of which every append is filed."""
@@ -163,18 +174,40 @@ class Link:
             return None
 
     def take_slot(self, sequence_id: int, position: int, pool: KvPool) -> int | None:
-        """Give one position of a sequence its slot, as ``take_slots`` does."""
+        """Give one position of a sequence its slot in a step of graphs, as ``take_slots`` does.
+
+        The step ahead may be under way, and its row counts: what that reads is nobody else's before it ends.
+        """
         if self.has_ended(sequence_id):
             return None
         try:
             return pool.append_one(self.held(sequence_id), position)
         except (KvPoolExhaustedError, LifecycleError) as error:
+            if self.device is not None and self.stored and not self.device.has_ended(self.stored[-1].number):
+                self._dropped[sequence_id] = self.stored[-1].number, self.sequences.pop(sequence_id)
             self._drop(sequence_id, error, pool)
             return None
+
+    def release_dropped(self, pool: KvPool) -> None:
+        """Give the pages back of dropped sequences that no step reads any more."""
+        if not self._dropped or self.device is None:
+            return
+        for sequence_id, (step, sequence) in list(self._dropped.items()):
+            if self.device.has_ended(step):
+                del self._dropped[sequence_id]
+                pool.release(sequence)
 
     def _drop(self, sequence_id: int, error: Exception, pool: KvPool) -> None:
         logger.warning("dropped sequence %d of %s: %s", sequence_id, self.weight_node, error)
         self.end(sequence_id, pool)
+
+    def end_all(self, pool: KvPool) -> None:
+        """Give all pages back; no step may be under way that stores something."""
+        for sequence_id in list(self.sequences):
+            self.end(sequence_id, pool)
+        for _, sequence in self._dropped.values():
+            pool.release(sequence)
+        self._dropped.clear()
 
     def end(self, sequence_id: int, pool: KvPool) -> None:
         """Give a sequence's pages back, if it has any; its id is not used again."""
