@@ -244,7 +244,8 @@ class Ledger:
         move = self._moves.get(sequence.sequence_id)
         if move is not None and move.node_id in self.table.active:
             self._spreads.pop(sequence.sequence_id, None)
-            return move.node_id
+            # The step under way may have carried it out.
+            return None if move.node_id == tail else move.node_id
         if start > sequence.num_shared:
             return None
         # Its first own tokens; what came before, if anything, was found in the pool.
