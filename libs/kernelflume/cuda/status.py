@@ -33,6 +33,8 @@ class StatusWord:
         self._device = torch.from_numpy(record.view(np.uint8)).to(device)
         self._word = self._device[:4].view(torch.int32)
         self._stream = torch.cuda.Stream(device)  # to reach the word while the launching stream waits
+        # Loads the kernel that an abort needs: its first launch could wait for the very step it is to end.
+        self._word.fill_(0)
 
     @property
     def address(self) -> int:

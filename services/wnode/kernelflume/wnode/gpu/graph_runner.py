@@ -92,6 +92,8 @@ class GraphRunner:
         self._shapes: list[tuple[object, ...]] = [() for _ in lanes]
         """Of the routes uploaded last, by lane."""
         self._under_way: deque[StepInFlight] = deque()
+        with stream.current():
+            self._tokens[0].warm(self._pooled_tokens())
 
     def make_end(self) -> LaneEnd:
         """Return this side of a new link's lanes; called by the thread that prepares links."""
@@ -209,11 +211,16 @@ class GraphRunner:
                 for lane, tokens in enumerate(self._tokens)
                 for row, key in enumerate(tokens.inputs)
             }
-            pool = self._tokens[0].token_ids.new_empty(len(self._tokens) * max_rows)
-            sources = [tokens.token_ids for tokens in self._tokens]
-            self._stream.enqueue(partial(torch.cat, sources, out=pool))
+            pool = self._pooled_tokens()
             for index in unknown:
                 self._tokens[index].gather(parts[index], pool, places)
+
+    def _pooled_tokens(self) -> torch.Tensor:
+        """Return [lanes * max_rows] int64: all lanes' inputs, side by side, as they are in stream order."""
+        pool = self._tokens[0].token_ids.new_empty(len(self._tokens) * self.layout.max_rows)
+        sources = [tokens.token_ids for tokens in self._tokens]
+        self._stream.enqueue(partial(torch.cat, sources, out=pool))
+        return pool
 
     def _advance(self, routes: Sequence[LaneRoutes]) -> None:
         for index, lane in enumerate(routes):

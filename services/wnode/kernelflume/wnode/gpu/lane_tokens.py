@@ -83,6 +83,10 @@ class LaneTokens:
         self._stream.enqueue(partial(_take, self._lane.token_ids[: len(chunks)], pool, index))
         self._put_positions(chunks)
 
+    def warm(self, pool: Tensor) -> None:
+        """Do once what ``gather`` does: the first launch of a kernel may wait for a step under way."""
+        self._stream.enqueue(partial(_take, self._lane.token_ids[:1], pool, self._pinned([0])))
+
     def forget(self) -> None:
         """Take note that nothing there is what was planned."""
         self._inputs = ()
