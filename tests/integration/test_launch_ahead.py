@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.byte_grammars import byte_toolkit, matcher_of
 from tests.device_world import DeviceWorld, wrong_keys
+from tests.inprocess import PAGE_TOKENS
 
+from kernelflume.core.grammar import GrammarKind
 from kernelflume.wnode.gpu import lane_draws
 from kernelflume.wnode.messages import Adopted, LinkLost, RoutesChanged, Stop
 
@@ -349,14 +352,108 @@ def test_a_draw_that_is_not_settled_undoes_the_step_behind_it(
     assert undone == 1
 
 
-def test_rows_that_the_host_chooses_are_not_launched_ahead(world: World) -> None:
-    device = world(1)
-    weight = device.weight
-    weight.submit("0", prompt(5), max_tokens=10, frequency_penalty=0.5)
-    weight.submit("1", prompt(6), max_tokens=10, logprobs=1)
-    weight.run_all("0", "1")
-    assert device.most_under_way == 1
-    device.drain()
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.5, "temperature": 1.0, "seed": 3},
+        {"repetition_penalty": 1.2},
+        {"logprobs": 1},
+        {"logit_bias": ((7, 9.0),)},
+        {"allowed_token_ids": (3, 5, 8, 13)},
+        {"min_tokens": 11, "stop_token_ids": tuple(range(0, 256, 2))},
+    ],
+)
+def test_no_step_with_a_row_that_the_host_chooses_has_another_behind_it(
+    world: World, sampling: dict[str, Any]
+) -> None:
+    outputs = []
+    for ahead in (False, True):
+        device = world(1, async_scheduling=ahead)
+        weight = device.weight
+        weight.submit("ruled", prompt(6), max_tokens=12, **sampling)
+        weight.submit("plain", prompt(5), max_tokens=30)
+
+        def is_over(device: DeviceWorld = device) -> bool:
+            running = device.weight.scheduler.running
+            is_ruled = any(not sequence.is_simple for sequence in running)
+            assert not (is_ruled and device.weight.engine._under_way)
+            return len(device.weight.recorder.finished) == 2
+
+        weight.turn_until(is_over)
+        outputs.append([weight.recorder.tokens[name] for name in ("ruled", "plain")])
+        logprobs = weight.recorder.logprobs["ruled"]
+        assert len(logprobs) == (len(outputs[-1][0]) if "logprobs" in sampling else 0)
+        # Once the plain one is alone steps are launched ahead again.
+        assert device.most_under_way == (2 if ahead else 1)
+        device.drain()
+    assert outputs[0] == outputs[1]
+    assert outputs[1][1] == weight.reference(prompt(5), 30)
+
+
+def test_a_grammar_is_followed_and_steps_go_ahead_again_behind_its_end(world: World) -> None:
+    toolkit = byte_toolkit()
+    outputs = []
+    for ahead in (False, True):
+        device = world(2, async_scheduling=ahead, max_range_tokens=4)
+        weight = device.weight
+        weight.submit("free", prompt(5), max_tokens=40)
+        decode_until(device, "free", 3)
+        matcher = matcher_of(toolkit, GrammarKind.REGEX, r"\d{4}-\d{2}-\d{2}")
+        weight.submit("date", prompt(9), matcher=matcher, temperature=1.0, seed=5, max_tokens=20)
+        before = device.most_under_way
+        device.most_under_way = 0
+        outputs.append(weight.run_all("date")[0])
+        assert device.most_under_way == 1
+        assert weight.run_all("free") == [weight.reference(prompt(5), 40)]
+        assert before == device.most_under_way == (2 if ahead else 1)
+        device.drain()
+    assert outputs[0] == outputs[1]
+    assert bytes(outputs[0])[4:5] == b"-"
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_blocks_are_found_while_steps_are_launched_ahead_and_when_their_request_ends_in_vain(
+    world: World, num_nodes: int
+) -> None:
+    outputs = []
+    for ahead in (False, True):
+        device = world(num_nodes, async_scheduling=ahead, max_range_tokens=2 * PAGE_TOKENS)
+        weight = device.weight
+        shared = prompt(3 * PAGE_TOKENS, 3)
+        whole = weight.reference(shared, 8)
+        assert whole[7] not in whole[:7]
+        weight.submit("first", shared, max_tokens=30, stop_token_ids=(whole[7],))
+        weight.submit("other", prompt(5, 2), max_tokens=60)
+        decode_until(device, "first", 3)
+        weight.submit("beside", [*shared, 4], max_tokens=20)  # while the first one goes on
+        [first, beside] = weight.run_all("first", "beside")
+        # What was generated is found too, and its last block did not take the token in vain.
+        weight.submit("behind", [*shared, *first, 9], max_tokens=9)
+        [behind, other] = weight.run_all("behind", "other")
+        found = {
+            name: sum(output.num_cached_tokens for output in weight.recorder.outputs_of(name))
+            for name in ("first", "beside", "behind")
+        }
+        assert found["first"] == 0
+        assert found["beside"] == 3 * PAGE_TOKENS
+        computed = 3 * PAGE_TOKENS + len(first)
+        assert found["behind"] == computed - computed % PAGE_TOKENS
+        outputs.append([first, beside, behind, other])
+        assert outputs[-1][1:] == [
+            weight.reference([*shared, 4], 20),
+            weight.reference([*shared, *first, 9], 9),
+            weight.reference(prompt(5, 2), 60),
+        ]
+        assert first == whole[:7]
+        device.drain()
+    assert outputs[0] == outputs[1]
+
+
+def decode_until(device: DeviceWorld, request_id: str, num_tokens: int) -> None:
+    """Turn until a request has so many tokens."""
+    tokens = device.weight.recorder.tokens
+    device.weight.turn_until(lambda: len(tokens[request_id]) >= num_tokens)
 
 
 def test_the_loop_stops_with_nothing_under_way(world: World) -> None:
