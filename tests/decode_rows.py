@@ -17,4 +17,4 @@ def chunk(sequence_id: int, held: dict[str, int], tail: str, *, new_pages: int =
     sequence = Sequence(f"r{sequence_id}", [1] * (num_held + 1), SamplingParameters(), 0)
     sequence.sequence_id, sequence.num_computed, sequence.route = sequence_id, num_held, route
     opens = not held or list(held)[-1] != tail
-    return Chunk(sequence, 1, (KvWrite(tail, 1, new_pages, opens),))
+    return Chunk.of(sequence, 1, (KvWrite(tail, 1, new_pages, opens),))

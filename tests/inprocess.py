@@ -57,8 +57,11 @@ from kernelflume.wnode.scheduler import BatchLimits, Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernelflume.anode.gpu.graph_link import GraphLink
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.core.regions import DeviceLanes
+    from kernelflume.wnode.gpu.graph_runner import GraphRunner
     from kernelflume.wnode.grammar.matcher import Matcher
 
 CONFIG = ModelConfig(
@@ -91,10 +94,13 @@ class LocalAttentionNode:
         num_pages: int,
         geometry: KvGeometry = GEOMETRY,
         pinned_share: float = 0.25,
+        transport: LoopbackTransport | None = None,
+        threaded: bool = True,
     ) -> None:
         self.name = name
         self.geometry = geometry
-        self.transport = LoopbackTransport(name, network)
+        self.transport = transport or LoopbackTransport(name, network)
+        self.open_device_link: Callable[[DeviceLanes], GraphLink | None] | None = None
         self.doorbell = Doorbell()
         clock = MonotonicClock()
         self.pool = KvPool(
@@ -114,7 +120,8 @@ class LocalAttentionNode:
         self._stopping = threading.Event()
         self._paused = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        if threaded:
+            self._thread.start()
 
     @property
     def num_used_pages(self) -> int:
@@ -132,8 +139,11 @@ class LocalAttentionNode:
             max_rows=offer.max_rows,
             partial_regions=offer.partial_regions,
             doorbell_address=offer.doorbell_address,
+            device_lanes=offer.device_lanes,
         )
-        connected = self.exchange.adopt(prepare_link(order, self.geometry, self.transport, self.pool.device))
+        connected = self.exchange.adopt(
+            prepare_link(order, self.geometry, self.transport, self.pool.device, self.open_device_link)
+        )
         return LinkAnswer(
             handshake=self.handshake,
             metadata=connected.metadata,
@@ -143,6 +153,7 @@ class LocalAttentionNode:
             num_pages=self.pool.num_pages,
             num_free_pages=connected.num_free_pages,
             doorbell_address=connected.doorbell_address,
+            device_lanes=connected.device_lanes,
         )
 
     def pause(self) -> None:
@@ -155,7 +166,8 @@ class LocalAttentionNode:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._thread.join(5)
         self.doorbell.close()
 
     def _run(self) -> None:
@@ -219,11 +231,15 @@ class LocalWeightNode:
         eos_token_ids: frozenset[int] = frozenset(),
         geometry: KvGeometry = GEOMETRY,
         enable_prefix_caching: bool = True,
+        transport: LoopbackTransport | None = None,
+        make_runner: Callable[[LocalWeightNode], GraphRunner] | None = None,
+        async_scheduling: bool = True,
     ) -> None:
         self.kv_dtype = getattr(torch, geometry.kv_dtype)
         self.largest = torch.finfo(self.kv_dtype).max
-        clock = MonotonicClock()
-        self.transport = LoopbackTransport(name, network)
+        clock = self.clock = MonotonicClock()
+        self.eos_token_ids = eos_token_ids
+        self.transport = transport or LoopbackTransport(name, network)
         self.doorbell = Doorbell()
         self.inbox = Inbox()
         self.links = LinkTable(
@@ -238,15 +254,6 @@ class LocalWeightNode:
             self.ledger,
         )
         self.recorder = Recorder()
-        self.connector = Connector(
-            self.transport,
-            self.doorbell,
-            geometry,
-            max_rows=max_rows,
-            device=torch.device("cpu"),
-            stream_kv_rows=stream_kv_rows,
-            page_tokens=lambda: self.links.page_tokens,
-        )
         self.prefix_cache = PrefixCache(
             links=self.links,
             ledger=self.ledger,
@@ -260,6 +267,17 @@ class LocalWeightNode:
         kernel_threads = KernelThreads(alone=1, beside=1)
         kernel_threads.apply()
         self.decoder = random_decoder(CONFIG, dtype=torch.float32, device="cpu", seed=1)
+        self.runner = make_runner(self) if make_runner is not None else None
+        self.connector = Connector(
+            self.transport,
+            self.doorbell,
+            geometry,
+            max_rows=max_rows,
+            device=torch.device("cpu"),
+            stream_kv_rows=stream_kv_rows,
+            page_tokens=lambda: self.links.page_tokens,
+            device_ends=self.runner.make_end if self.runner is not None else None,
+        )
         self.engine = Engine(
             decoder=self.decoder,
             kv_dtype=self.kv_dtype,
@@ -272,6 +290,8 @@ class LocalWeightNode:
             reporter=Reporter(self.recorder, clock),  # type: ignore[arg-type]
             clock=clock,
             kernel_threads=kernel_threads,
+            graph_runner=self.runner,
+            async_scheduling=async_scheduling,
             eos_token_ids=eos_token_ids,
             max_model_len=512,
             request_keys=RequestKeys(0, "w"),
@@ -347,18 +367,26 @@ class LocalWeightNode:
 
     def reference_logits(self, tokens: list[int]) -> torch.Tensor:
         """Return every position's logits, [n, vocab], by dense float64 attention over what the pool holds."""
+        return self._dense(tokens)[0]
+
+    def reference_keys_values(self, tokens: list[int]) -> list[torch.Tensor]:
+        """Return every position's keys and values as the pool holds them: a layer's [n, 2, KV heads, dim]."""
+        return self._dense(tokens)[1]
+
+    def _dense(self, tokens: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         state = self.decoder.begin(torch.tensor(tokens), torch.arange(len(tokens)))
         mask = causal_mask(len(tokens), len(tokens))
+        kept = []
         for layer in range(CONFIG.num_layers):
             query = self.decoder.project_query(layer, state)
-            key, value = self.decoder.project_kv(layer, state)
             key, value = (
-                numbers.clamp(-self.largest, self.largest).to(self.kv_dtype).double()
-                for numbers in (key, value)
+                numbers.clamp(-self.largest, self.largest).to(self.kv_dtype)
+                for numbers in self.decoder.project_kv(layer, state)
             )
-            out = dense_attention(query, key, value, mask=mask).out.float()
+            kept.append(torch.stack((key, value), dim=1))
+            out = dense_attention(query, key.double(), value.double(), mask=mask).out.float()
             self.decoder.finish_layer(layer, state, out.reshape(len(tokens), -1))
-        return self.decoder.logits(state)
+        return self.decoder.logits(state), kept
 
     def reference(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Generate greedily, one forward pass a token."""

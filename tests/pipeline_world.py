@@ -83,6 +83,18 @@ class Run:
         self.seconds += seconds
         return count
 
+    def late(self, num_steps: int, load: Load) -> list[int]:
+        """Run steps each of which is chosen before the one ahead of it is observed."""
+        under_way: tuple[int, Load, float] | None = None
+        for index in range(num_steps):
+            now = grown(load, index)
+            count = self.choice.choose(now)
+            if under_way is not None:
+                self.choice.observe(*under_way)
+            under_way = (count, now, self.world.step_s(count, now))
+            self.chosen.append(count)
+        return self.chosen[-num_steps:]
+
     def steps(self, num_steps: int, load: Load) -> list[int]:
         """Run steps of which every row adds a token each; return their numbers of microbatches."""
         return [self.step(grown(load, index)) for index in range(num_steps)]

@@ -198,6 +198,8 @@ def served(options: argparse.Namespace) -> Iterator[Bench]:
             "KERNELFLUME_WNODE_DATA_PATH": options.data_path,
             "KERNELFLUME_ANODE_PAGE_TOKENS": str(PAGE_TOKENS),
         }
+        if options.async_scheduling is not None:
+            environment["KERNELFLUME_WNODE_ASYNC_SCHEDULING"] = str(options.async_scheduling).lower()
         is_gpu = options.device != "cpu"
         if is_gpu:
             environment |= held.enter_context(mps()) if options.mps else {}
@@ -246,6 +248,11 @@ def main() -> None:
     parser.add_argument("--attention-devices", default="", help="by default the last GPU")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--data-path", default="auto")
+    parser.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        help="launch steps before the one ahead is settled; by default as the environment says",
+    )
     parser.add_argument("--mps", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--context", type=int, default=4096, help="tokens of each prompt")

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tests import sampling_reference
-from tests.inprocess import CONFIG, LocalAttentionNode, LocalWeightNode
+from tests.byte_grammars import EOS, byte_toolkit, matcher_of
+from tests.inprocess import LocalAttentionNode, LocalWeightNode
 
-from kernelflume.checkpoint.vocabulary import Vocabulary
-from kernelflume.core.grammar import Grammar, GrammarKind
+from kernelflume.core.grammar import GrammarKind
 from kernelflume.core.resumption import Resumption
 from kernelflume.core.sampling import SamplingParameters
-from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.transport.loopback import LoopbackNetwork
-from kernelflume.wnode.grammar.matcher import Matcher, MatcherSource
-from kernelflume.wnode.grammar.toolkit import GrammarToolkit
 from kernelflume.wnode.messages import LinkLost
 from kernelflume.wnode.sequence import Sequence
 
+if TYPE_CHECKING:
+    from kernelflume.wnode.grammar.toolkit import GrammarToolkit
+
 Rig = Callable[..., LocalWeightNode]
-EOS = 0
 SEEDED: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.0, "seed": 1},
     "filters": {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 2},
@@ -177,17 +176,7 @@ def test_log_probabilities_of_output_and_prompt(rig: Rig, max_rows: int) -> None
 
 @pytest.fixture(scope="module")
 def toolkit() -> GrammarToolkit:
-    """A vocabulary of one token a byte, 0 being eos."""
-    decoder = '{"decoder": null, "normalizer": null, "pre_tokenizer": null, "model": {"type": "BPE"}}'
-    tokens = ["<eos>", *(chr(number) if number < 127 else "" for number in range(1, CONFIG.vocab_size))]
-    return GrammarToolkit(
-        Vocabulary(tuple(tokens), decoder), vocab_size=CONFIG.vocab_size, eos_token_ids=[EOS]
-    )
-
-
-def matcher_of(toolkit: GrammarToolkit, kind: GrammarKind, text: str, clock: Any = None) -> Matcher:
-    source = MatcherSource(toolkit, vocab_size=CONFIG.vocab_size, clock=clock or MonotonicClock())
-    return source.open(toolkit.compile(Grammar(kind, text)))
+    return byte_toolkit()
 
 
 def text_of(tokens: list[int]) -> str:

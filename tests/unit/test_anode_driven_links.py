@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from tests.anode import GEOMETRY, SilentDoorbell
@@ -52,6 +52,10 @@ class FakeLanes:
     @property
     def is_idle(self) -> bool:
         return self.turns_left == 0
+
+    def has_ended(self, step: int) -> bool:
+        launches = [event for event in self.events if isinstance(event, tuple) and event[0] == "launch"]
+        return self.is_idle or launches[-1] != ("launch", step)
 
     def open(self, weight_node: str) -> None:
         self.events.append(("open", weight_node))
@@ -176,8 +180,102 @@ def test_a_step_that_is_given_up_is_let_go_before_its_tokens_are_forgotten() -> 
     node.send(wire.Retract(1))
     node.turn()
     assert ("release", 1) in node.lanes["w#1"].events
-    assert node.links["w#1"].sequences[1].num_tokens == 0
+    assert 1 not in node.links["w#1"].sequences
     assert not node.exchange.is_driving
+
+
+def test_steps_are_launched_in_order_and_only_so_many_may_wait() -> None:
+    node = Node()
+    for number in (1, 2):
+        node.send(step(number, [(1, number - 1)]))
+    node.turn()
+    assert node.lanes["w#1"].events == [("launch", 1), ("launch", 2)]
+    # These rely on an append that never comes.
+    for number in (3, 4, 5):
+        node.send(wire.Step(number, 9, step(number).lanes))
+    node.turn()
+    assert node.exchange.links == ()
+
+
+def test_a_retract_launches_the_steps_that_wait_before_it() -> None:
+    node = Node()
+    for number in (1, 2):
+        node.send(wire.Step(number, 9, step(number, [(1, number - 1)]).lanes))
+    node.turn()
+    assert node.lanes["w#1"].events == []
+    node.send(wire.Retract(2))
+    node.send(wire.Retract(1))
+    node.turn()
+    launched = [event for event in node.lanes["w#1"].events if cast("Any", event)[0] == "launch"]
+    assert launched == [("launch", 1), ("launch", 2)]
+    assert 1 not in node.links["w#1"].sequences
+
+
+def test_a_free_waits_only_for_steps_that_store_something_of_the_sequence() -> None:
+    node = Node(turns_a_step=10**6)
+    node.send(step(1, [(1, 0)]))
+    node.turn()
+    node.send(wire.Free((2,)))
+    node.turn()
+    assert node.exchange.is_driving
+    assert [type(answer) for answer in node.answers()] == [wire.Stepped, wire.Freed]
+    node.lanes["w#1"].turns_left = 20
+    node.send(wire.Free((1,)))
+    node.turn()
+    assert not node.exchange.is_driving
+    assert 1 not in node.links["w#1"].sequences
+
+
+def test_a_free_of_what_was_dropped_waits_for_the_step_that_reads_it() -> None:
+    node = Node(turns_a_step=10**6)
+    node.send(step(1, [(1, 0)]))
+    node.turn()
+    link, taken = node.links["w#1"], node.pool.book.allocate(node.pool.num_free_pages)
+    assert link.take_slot(2, 0, node.pool) is None
+    assert link.take_slot(1, 0, node.pool) is None  # a position that it holds drops it too
+    assert node.pool.num_free_pages == 0
+    node.lanes["w#1"].turns_left = 20
+    node.send(wire.Free((1,)))
+    node.turn()
+    [_, freed] = node.answers()
+    assert freed == wire.Freed(1)
+    node.pool.book.release(taken)
+
+
+def named(sequence: int, end: int) -> wire.Publish:
+    """A notice that names a sequence's first block, of ``end`` tokens."""
+    return wire.Publish(sequence, 0, np.array([(b"k" * 16, 0, end)], wire.BLOCK_DTYPE))
+
+
+def test_a_name_waits_for_the_steps_that_store_what_it_names_and_for_no_other() -> None:
+    node = Node(turns_a_step=10**6)
+    node.send(step(1, [(1, 0)]))
+    node.turn()
+    node.lanes["w#1"].turns_left = 0
+    node.send(step(2, [(1, 1)]))
+    node.send(named(1, 1))
+    node.turn()
+    # The second step may need nodes that wait for another weight node's.
+    assert node.exchange.is_driving
+    assert [type(answer) for answer in node.answers()] == [wire.Stepped, wire.Stepped, wire.Published]
+    node.lanes["w#1"].turns_left = 20
+    node.send(named(1, 2))
+    node.turn()
+    assert not node.exchange.is_driving
+    assert [type(answer) for answer in node.answers()] == [wire.Published]
+
+
+def test_a_retract_files_first_what_the_step_relies_on() -> None:
+    node = Node()
+    entries = np.array([(1, 2, 0)], wire.APPEND_DTYPE)
+    node.send(wire.Append(0, 0, 1, 2, entries))
+    lane = wire.LaneStep(np.array([(1, 1, 2)], wire.PLAN_DTYPE), np.array([(1, 1, 2)], wire.APPEND_DTYPE))
+    node.send(wire.Step(1, 1, (lane,)))
+    node.send(wire.Retract(1))
+    node.turn()
+    answers = {type(answer): answer for answer in node.answers()}
+    assert cast("Any", answers[wire.Stepped]).status is wire.RowStatus.OK
+    assert node.links["w#1"].sequences[1].num_tokens == 2
 
 
 def test_one_weight_node_s_append_waits_for_the_other_s_step_and_drives_it() -> None:

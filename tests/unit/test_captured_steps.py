@@ -63,15 +63,15 @@ def steps_of(microbatches: str) -> tuple[CapturedSteps, FakeDevice, LanePlan]:
     device = FakeDevice(plan)
     profile = LiveProfile(device.world.weights(max_rows=MAX_ROWS), RemoteTimes())
     choice = LiveMicrobatches(profile) if plan.fixed_count is None else FixedMicrobatches(plan.fixed_count)
-    return CapturedSteps(device, device, profile, choice, plan), device, plan
+    return CapturedSteps(device, [device, device], profile, choice, plan), device, plan
 
 
 def run(steps: CapturedSteps, device: FakeDevice, plan: LanePlan, chunks: list[Chunk]) -> list[Tensor]:
     device.load = Load.of(chunks)
-    parts = steps.split(chunks)
-    logits = steps.replay(parts, LaneLayout(GEOMETRY, plan.max_rows))
-    assert len(logits) == len(parts)
-    steps.note()
+    step = steps.split(chunks)
+    logits, timer = steps.replay(step, LaneLayout(GEOMETRY, plan.max_rows))
+    assert len(logits) == len(step.parts)
+    steps.note(step, timer)
     return logits
 
 

@@ -35,6 +35,10 @@ class FakeDevice:
     num_lanes: int = 1
     layout: LaneLayout = LAYOUT
     launched: list[list[LaneWork]] = field(default_factory=list)
+    under_way: set[int] = field(default_factory=set)
+
+    def has_ended(self, step: int) -> bool:
+        return step not in self.under_way
 
     def check(self) -> None:
         pass
@@ -118,6 +122,56 @@ def test_a_step_that_is_given_up_is_forgotten_once() -> None:
     assert node.step(3, [(1, 1)], [(1, 1)]).status is RowStatus.OK
 
 
+def test_two_steps_that_are_given_up_are_forgotten_the_newest_first() -> None:
+    node = Node()
+    node.step(1, [], [(1, 0)])
+    free = node.pool.num_free_pages
+    node.step(2, [(1, 1)], [(1, 1), (2, 0)])
+    node.step(3, [(1, 2), (2, 1)], [(1, 2), (2, 1)])
+    retract_step(node.link, 3, node.pool)
+    assert (node.held(1), node.held(2)) == (2, 1)
+    retract_step(node.link, 2, node.pool)
+    assert (node.held(1), node.held(2)) == (1, 0)
+    assert node.pool.num_free_pages == free
+    assert node.step(4, [(1, 1)], [(1, 1), (2, 0)]).status is RowStatus.OK
+
+
+def test_a_row_of_a_sequence_that_found_no_page_asks_nothing_and_stores_nothing() -> None:
+    node = Node(num_pages=1)
+    node.step(1, [], [(1, 0)])
+    assert node.step(2, [(1, 1)], [(1, 1), (2, 0)]).failed == (2,)
+    # It was announced before the weight node heard of that.
+    answer = node.step(3, [(1, 2), (2, 1)], [(2, 1), (1, 2)])
+    assert answer.status is RowStatus.OK
+    assert answer.failed == (2,)
+    [work] = node.device.launched[2]
+    assert work.table.indptr.tolist() == [0, 1, 1]
+    assert work.table.last_page_len.tolist() == [2, 0]
+    assert work.slots.tolist() == [-1, 2]
+
+
+@pytest.mark.parametrize("in_layer", [False, True])
+def test_a_row_that_attended_to_nothing_is_said_to_have_failed(
+    in_layer: bool,
+) -> None:
+    node = Node(files_in_layer=in_layer)
+    node.step(1, [(1, 0), (2, 0)] if in_layer else [], [(1, 0), (2, 0)])
+    node.link.end(2, node.pool)
+    answer = node.step(2, [(1, 1), (2, 1)], [(1, 1)])  # the other's next token goes to another node
+    assert answer.status is RowStatus.OK
+    assert answer.failed == (2,)
+
+
+def test_which_steps_store_a_token_before_an_end() -> None:
+    node = Node()
+    node.step(1, [], [(1, 0), (2, 0)])
+    node.step(2, [(1, 1)], [(1, 1)])
+    assert node.link.steps_storing({1: 2}) == [1, 2]
+    assert node.link.steps_storing({1: 1}) == [1]
+    assert node.link.steps_storing({2: 9, 3: 9}) == [1]
+    assert node.link.steps_storing({1: 0}) == []
+
+
 def test_a_full_pool_fails_the_sequence_that_needs_a_page_and_stores_the_others() -> None:
     node = Node(num_pages=1)
     node.step(1, [], [(1, 0)])
@@ -126,6 +180,36 @@ def test_a_full_pool_fails_the_sequence_that_needs_a_page_and_stores_the_others(
     [work] = node.device.launched[1]
     assert work.slots.tolist() == [-1, 1]
     assert node.held(1) == 2
+
+
+def test_what_the_step_ahead_reads_is_nobody_else_s_before_it_ends() -> None:
+    node = Node(num_pages=2)
+    node.step(1, [], [(1, 0), (2, 0)])
+    for number in (2, 3, 4):
+        node.step(number, [(1, number - 1), (2, number - 1)], [(1, number - 1), (2, number - 1)])
+    node.device.under_way = {4}
+    # Both need a page. The first one's would be enough for the second, but its row in step 4 counts.
+    assert node.step(5, [(1, 4), (2, 4)], [(1, 4), (2, 4)]).failed == (1, 2)
+    assert node.link.sequences == {}
+    assert node.pool.num_free_pages == 0
+    assert node.link.steps_reading((1, 2, 3)) == [4, 4]
+    node.link.release_dropped(node.pool)
+    assert node.pool.num_free_pages == 0
+    node.device.under_way = {5}
+    node.link.release_dropped(node.pool)
+    assert node.pool.num_free_pages == 2
+    assert node.link.steps_reading((1, 2)) == []
+
+
+def test_a_link_that_ends_gives_all_pages_back() -> None:
+    node = Node(num_pages=2)
+    node.step(1, [], [(1, 0), (2, 0)])
+    node.device.under_way = {1}
+    assert node.step(2, [], [(3, 0)]).failed == (3,)
+    assert list(node.link.holdings) == [1, 2, 3]
+    node.link.end_all(node.pool)
+    assert node.pool.num_free_pages == 2
+    assert node.link.holdings == {}
 
 
 @pytest.mark.parametrize("in_layer", [False, True])

@@ -111,3 +111,17 @@ def test_checks_stay_rare() -> None:
     run = Run(World(noise=0.005))
     chosen = run.steps(8 * LAST_CHECK, Load(8, 8 * 65536))
     assert chosen[-LAST_CHECK:].count(1) <= 2 * NUM_CHECKED
+
+
+def test_a_step_chosen_before_a_trial_or_check_began_is_not_taken_for_one_of_it() -> None:
+    # One step of one microbatch that was disturbed, observed when the trial of two has begun, ends no trial.
+    run = Run(World())
+    chosen = run.late(FIRST_CHECK * 4, LONG)
+    first = chosen.index(2)
+    assert first <= NUM_RECENT + 1
+    assert chosen[first:][: FIRST_CHECK // 2] == [2] * (FIRST_CHECK // 2)
+    # A check takes one step more, as the last is chosen before the decision.
+    assert chosen[first:].count(1) in range(NUM_CHECKED, 3 * (NUM_CHECKED + 1) + 1)
+    assert chosen[-1] == 2
+    slow = Run(World(factor=2.0))
+    assert slow.late(FIRST_PAUSE // 2, LONG).count(2) == NUM_TRIED + 1

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kernelflume.wnode.sequence import Sequence
 
 from kernelflume.core.ranges import SequenceRoute
+from kernelflume.wnode.batch import Chunk
 from kernelflume.wnode.ledger import AdoptedTable, Ledger
 
 PAGE_TOKENS = FakeLink("").page_tokens
@@ -137,6 +138,25 @@ def test_a_node_that_is_resumed_before_the_next_token_keeps_its_tail() -> None:
     ledger.rebalance([sequence])
     store(ledger, sequence, 2)
     assert spans(sequence) == [("a", 0, 6)]
+
+
+def test_a_move_that_the_step_under_way_carries_out_opens_one_range() -> None:
+    ledger = make_ledger(FakeLink("a", page_tokens=1), FakeLink("b", page_tokens=1))
+    sequence = make_sequence(4)
+    sequence.sequence_id = 1
+    store(ledger, sequence, 4)
+    ledger.adopt(AdoptedTable(2, ("b",), frozenset({"a", "b"})))
+    assert ledger.rebalance([sequence]) == 1
+    ledger.begin_step([sequence])
+    writes = ledger.place(sequence, 1)
+    assert writes is not None
+    chunk = Chunk.of(sequence, 1, writes)
+    ledger.begin_step([sequence])
+    behind = ledger.place_next(chunk)
+    assert behind is not None
+    ledger.commit(sequence, chunk.writes)
+    ledger.commit(sequence, behind)
+    assert spans(sequence) == [("a", 0, 4), ("b", 4, 6)]
 
 
 def test_draining_node_keeps_its_ranges_and_gets_no_token_more() -> None:

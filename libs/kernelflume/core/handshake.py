@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PROTOCOL_VERSION = 5
 """Version of the notices in ``transport.wire``. History: 1 = query, append, free, partial, appended; 2 adds
 step, stepped; 3 adds what the host path's lanes carry; 4 adds find, share, publish and their answers; 5 lets
-share and publish pin blocks."""
+share and publish pin blocks, and a weight node announce a step before the one ahead of it has ended."""
 
 LAYOUT_ID = "rows-v1"
 """Version of the buffer layout in ``transport.lanes``."""

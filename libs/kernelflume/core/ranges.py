@@ -81,8 +81,8 @@ class SequenceRoute:
         if not self.ranges or num_tokens < 0:
             raise LifecycleError("only a route with a tail can be extended, and only forward")
         tail = self.ranges[-1]
-        grown = replace(tail, tokens=TokenRange(tail.tokens.start, tail.tokens.end + num_tokens))
-        return replace(self, ranges=(*self.ranges[:-1], grown))
+        grown = OwnedRange(tail.node_id, TokenRange(tail.tokens.start, tail.tokens.end + num_tokens))
+        return type(self)((*self.ranges[:-1], grown))
 
     def with_tail(self, node_id: str) -> Self:
         """Seal the present tail and open a new one on ``node_id`` (the same node may be named again).

@@ -33,6 +33,8 @@ class StatusWord:
         self._device = torch.from_numpy(record.view(np.uint8)).to(device)
         self._word = self._device[:4].view(torch.int32)
         self._stream = torch.cuda.Stream(device)  # to reach the word while the launching stream waits
+        # Loads the kernel that an abort needs: its first launch could wait for the very step it is to end.
+        self._word.fill_(0)
 
     @property
     def address(self) -> int:
@@ -53,6 +55,8 @@ class StatusWord:
 
     def reset(self) -> None:
         """Forget the failure, once nothing waits any more."""
+        # An abort is written by a stream of its own: were it late, later waits would give up unseen.
+        torch.cuda.current_stream().wait_stream(self._stream)
         self._word.zero_()
         torch.cuda.current_stream().synchronize()
         self._host.zero_()

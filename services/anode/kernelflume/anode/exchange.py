@@ -22,7 +22,7 @@ from kernelflume.anode.gpu.launcher import launch_step, retract_step
 from kernelflume.anode.kernels import Share
 from kernelflume.anode.kvpool import HeldSequence
 from kernelflume.anode.lane import NUM_STAGING
-from kernelflume.anode.links import MAX_PUBLISHES
+from kernelflume.anode.links import MAX_PUBLISHES, MAX_STEPS_UNDER_WAY
 from kernelflume.anode.page_listing import list_pages
 from kernelflume.anode.scan_meter import ScanMeter
 from kernelflume.core.errors import HandshakeError, PeerLostError
@@ -34,7 +34,7 @@ from kernelflume.transport.lanes import NUM_APPEND_SLOTS
 from kernelflume.transport.memory import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from kernelflume.anode.control import PageListing
     from kernelflume.anode.kernels import AttentionKernel, StepAttention
@@ -56,6 +56,8 @@ _DRIVE_S = 2e-3
 _QUARANTINE_S = 60.0
 """How long the memory of a dropped link stays: its weight node may not know yet, and goes on writing there
 (deregistering does not stop a write under way). Longer than any weight node's step deadline."""
+_NO_END = 1 << 32
+"""Behind every position that a notice can name."""
 
 
 class Exchange:
@@ -114,10 +116,9 @@ class Exchange:
         if link is None:
             return 0
         num_sequences = len(link.sequences)
-        for sequence_id in list(link.sequences):
-            link.end(sequence_id, self._pool)
         if link.device is not None:
             link.device.close_views()
+        link.end_all(self._pool)
         self._transport.disconnect(weight_node)
         self._doorbell.disconnect(weight_node)
         for buffers in link.buffers:
@@ -131,6 +132,8 @@ class Exchange:
     def turn(self, notices: Iterable[Notice]) -> None:
         """File notices, then work until nothing is left to do, or has not been for a while."""
         self._pool.book.expire()
+        for link in self._links.values():
+            link.release_dropped(self._pool)
         self._receive(notices)
         deadline = Deadline(self._clock, _DRIVE_S)
         while True:
@@ -227,7 +230,8 @@ class Exchange:
                 _check(len(link.publishes) < MAX_PUBLISHES, f"more than {MAX_PUBLISHES} namings")
                 link.publishes.append(notice)
             case wire.Step():
-                link.waiting_step = notice
+                _check(len(link.waiting_steps) < MAX_STEPS_UNDER_WAY, f"step {notice.step} too early")
+                link.waiting_steps.append(notice)
             case wire.Retract():
                 self._retract_step(link, notice.step)
             case wire.Warm(answer=False):
@@ -366,6 +370,14 @@ class Exchange:
         )
         self._notify(link, answer)
 
+    def _store_appends(self, link: Link, counter: int) -> None:
+        """File what came up to an append at once: what relies on it cannot wait for its turn."""
+        while link.lanes[0].appends_filed < counter:
+            append = link.lanes[0].take_ready_append()
+            if append is None:
+                return
+            self._store_append(link, 0, append)
+
     def _launch_step(self, link: Link, notice: wire.Step) -> None:
         """Launch what answers a step of captured graphs."""
         driven = link.driven
@@ -374,16 +386,18 @@ class Exchange:
         answer = launch_step(link, notice, self._pool, before_copy=functools.partial(self._await_all, link))
         if answer.status is wire.RowStatus.OK:
             self._queries_served += link.layout.geometry.num_layers
-            self._tokens_appended += sum(len(lane.entries) for lane in notice.lanes) - len(answer.failed)
+            self._tokens_appended += len(link.stored[-1].positions)
         self._notify(link, answer)
 
     def _retract_step(self, link: Link, step: int) -> None:
         """Forget what a step stored, also when it was not launched yet."""
-        if link.waiting_step is not None and link.waiting_step.step == step:
-            self._launch_step(link, link.waiting_step)  # its queries come all the same, or it is let go
-            link.waiting_step = None
-        if link.driven is not None:
-            link.driven.release(step)
+        while link.waiting_steps and link.waiting_steps[0].step <= step:
+            waiting = link.waiting_steps.popleft()
+            self._store_appends(link, waiting.appends)
+            # Its queries come all the same, or it is let go.
+            self._launch_step(link, waiting)
+        if link.device is not None:
+            link.device.release(step)
             self._await_filed(link)  # it writes to what is another's afterwards
         retract_step(link, step, self._pool)
 
@@ -396,6 +410,18 @@ class Exchange:
         device = link.device
         if device is not None:
             self._await(link, lambda: device.is_idle)
+
+    def _await_stored(self, link: Link, ends: Mapping[int, int]) -> None:
+        """Wait for launched steps that store tokens of a sequence before an end, or read one dropped since.
+
+        Their weight node has settled those, so nothing but this node is in their way. Any other step may
+        need nodes that wait here for another weight node's, and they for this one.
+        """
+        device = link.device
+        if device is not None:
+            steps = [*link.steps_storing(ends), *link.steps_reading(ends)]
+            self._await(link, lambda: all(map(device.has_ended, steps)))
+            link.release_dropped(self._pool)
 
     def _await_driven(self) -> None:
         """Bring all steps to their end that need this loop: what follows may wait for the whole device."""
@@ -419,7 +445,9 @@ class Exchange:
             self._drive()
 
     def _publish(self, link: Link, notice: wire.Publish) -> None:
-        self._await_filed(link)  # nobody may find what a launched step has still to write
+        blocks = notice.blocks  # nobody may find what a launched step has still to write
+        end = max((blocks["start"].astype(np.int64) + blocks["num_tokens"]).tolist(), default=0)
+        self._await_stored(link, {notice.sequence: end})
         self._notify(link, self._blocks.publish(link, notice))
 
     def _name_waiting(self) -> None:
@@ -432,8 +460,8 @@ class Exchange:
                 pass
 
     def _free(self, link: Link, notice: wire.Free) -> None:
-        if notice.sequences:  # an empty one only asks whether this node is there
-            self._await_filed(link)
+        # An empty one only asks whether this node is there.
+        self._await_stored(link, dict.fromkeys(notice.sequences, _NO_END))
         for sequence_id in notice.sequences:
             for publish in link.take_publishes(sequence_id):  # what it relies on does not come any more
                 self._notify(link, self._blocks.publish(link, publish))

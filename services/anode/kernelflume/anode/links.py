@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
@@ -26,7 +27,7 @@ from kernelflume.transport.lanes import LaneLayout
 from kernelflume.transport.wire import MAX_FREE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
@@ -40,10 +41,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_STEPS_UNDER_WAY = 2
+"""Steps that a weight node announces before it has heard the end of the first."""
 MAX_ENDED = 4 * MAX_FREE
 """Ended sequences that a link remembers: far more than can end while one append is under way."""
 MAX_PUBLISHES = 4 * MAX_FREE
 """Notices that name blocks and wait for appends: more than a weight node's sequences can have under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """What a launched step of graphs stores."""
+
+    number: int
+    positions: Mapping[int, int]
+    """Of the token of each sequence that it stores one of."""
 
 
 class Link:
@@ -68,16 +80,18 @@ class Link:
         self.doorbell = doorbell
         self.device = device
         """Lanes whose steps run as captured graphs, if there are any."""
-        self.waiting_step: Step | None = None
-        """The step that is launched once every append it relies on is filed."""
-        self.stored_last: tuple[int, list[int]] = (-1, [])
-        """The step launched last, and the sequences of which it stores a token."""
+        self.waiting_steps: deque[Step] = deque()
+        """Steps in order; each is launched once every append it relies on is filed."""
+        self.stored: deque[StoredStep] = deque(maxlen=MAX_STEPS_UNDER_WAY)
+        """The steps launched last, the newest at the end."""
         self.lanes = [LaneProgress() for _ in buffers]
         self.sequences: dict[int, HeldSequence] = {}
         self.publishes: deque[Publish] = deque()
         """What is named once every append that it relies on is filed."""
         self._ended: dict[int, None] = {}
         """The sequences that ended last: freed, or dropped for want of a page."""
+        self._dropped: dict[int, tuple[int, HeldSequence]] = {}
+        """Dropped while a step was under way: that step, which may still read the pages, and these."""
 
     @property
     def node_id(self) -> str:
@@ -96,12 +110,31 @@ class Link:
         return own + (self.device.num_bytes if self.device is not None else 0)
 
     def take_ready_step(self) -> Step | None:
-        """Return the waiting step if every append it relies on is filed."""
-        step = self.waiting_step
-        if step is None or step.appends > self.lanes[0].appends_filed:
+        """Return the first waiting step if every append it relies on is filed."""
+        if not self.waiting_steps or self.waiting_steps[0].appends > self.lanes[0].appends_filed:
             return None
-        self.waiting_step = None
-        return step
+        return self.waiting_steps.popleft()
+
+    def steps_storing(self, ends: Mapping[int, int]) -> list[int]:
+        """Return the launched steps that store a token of a sequence before an end.
+
+        Args:
+            ends: position by sequence.
+        """
+        return [
+            step.number
+            for step in self.stored
+            if any(step.positions.get(sequence_id, end) < end for sequence_id, end in ends.items())
+        ]
+
+    @property
+    def holdings(self) -> dict[int, HeldSequence]:
+        """Whatever has pages, by sequence."""
+        return {**self.sequences, **{key: sequence for key, (_, sequence) in self._dropped.items()}}
+
+    def steps_reading(self, sequence_ids: Iterable[int]) -> list[int]:
+        """Return the launched steps that read pages of sequences which were dropped since."""
+        return [self._dropped[key][0] for key in sequence_ids if key in self._dropped]
 
     def take_ready_publish(self) -> Publish | None:
         """Return a waiting PUBLISH of which every append is filed."""
@@ -141,18 +174,40 @@ class Link:
             return None
 
     def take_slot(self, sequence_id: int, position: int, pool: KvPool) -> int | None:
-        """Give one position of a sequence its slot, as ``take_slots`` does."""
+        """Give one position of a sequence its slot in a step of graphs, as ``take_slots`` does.
+
+        The step ahead may be under way, and its row counts: what that reads is nobody else's before it ends.
+        """
         if self.has_ended(sequence_id):
             return None
         try:
             return pool.append_one(self.held(sequence_id), position)
         except (KvPoolExhaustedError, LifecycleError) as error:
+            if self.device is not None and self.stored and not self.device.has_ended(self.stored[-1].number):
+                self._dropped[sequence_id] = self.stored[-1].number, self.sequences.pop(sequence_id)
             self._drop(sequence_id, error, pool)
             return None
+
+    def release_dropped(self, pool: KvPool) -> None:
+        """Give the pages back of dropped sequences that no step reads any more."""
+        if not self._dropped or self.device is None:
+            return
+        for sequence_id, (step, sequence) in list(self._dropped.items()):
+            if self.device.has_ended(step):
+                del self._dropped[sequence_id]
+                pool.release(sequence)
 
     def _drop(self, sequence_id: int, error: Exception, pool: KvPool) -> None:
         logger.warning("dropped sequence %d of %s: %s", sequence_id, self.weight_node, error)
         self.end(sequence_id, pool)
+
+    def end_all(self, pool: KvPool) -> None:
+        """Give all pages back; no step may be under way that stores something."""
+        for sequence_id in list(self.sequences):
+            self.end(sequence_id, pool)
+        for _, sequence in self._dropped.values():
+            pool.release(sequence)
+        self._dropped.clear()
 
     def end(self, sequence_id: int, pool: KvPool) -> None:
         """Give a sequence's pages back, if it has any; its id is not used again."""

@@ -31,6 +31,6 @@ def list_pages(pool: KvPool, links: Iterable[Link]) -> PageListing:
                 pages=held.pages.numbers.copy(),
             )
             for link in links
-            for sequence_id, held in link.sequences.items()
+            for sequence_id, held in link.holdings.items()
         ),
     )

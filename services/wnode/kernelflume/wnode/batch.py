@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kernelflume.core.ranges import SequenceRoute
     from kernelflume.wnode.sequence import Sequence
 
 
@@ -36,21 +37,54 @@ class KvWrite:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence: one row while decoding, many while prefilling."""
+    """Consecutive tokens of one sequence: one row while decoding, many while prefilling.
+
+    It says where the sequence stands when the step begins, which may be a token further than is known yet.
+    """
 
     sequence: Sequence
+    start: int
+    """Position of the first row's token."""
     num_rows: int
+    route: SequenceRoute
+    """Where the tokens before ``start`` are."""
     writes: tuple[KvWrite, ...]
+    samples: bool
+    """True when the last row is the sequence's last token, so that the next one is chosen."""
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_rows: int, writes: tuple[KvWrite, ...]) -> Self:
+        """Compute a sequence's next known tokens."""
+        start = sequence.num_computed
+        samples = start + num_rows == sequence.num_tokens
+        return cls(sequence, start, num_rows, sequence.route, writes, samples)
+
+    def next(self, writes: tuple[KvWrite, ...]) -> Chunk:
+        """Return the decode row behind this one: its token is the one that this chunk chooses."""
+        return Chunk(self.sequence, self.end, 1, self.route_after(), writes, samples=True)
 
     @property
-    def start(self) -> int:
-        """Position of the first row's token."""
-        return self.sequence.num_computed
+    def end(self) -> int:
+        """Position behind the last row's token."""
+        return self.start + self.num_rows
 
     @property
-    def samples(self) -> bool:
-        """True when the last row is the sequence's last known token, so that a token is chosen."""
-        return self.start + self.num_rows == self.sequence.num_tokens
+    def is_known(self) -> bool:
+        """True when the rows' tokens are known, and not yet to be chosen by the step under way."""
+        return self.end <= self.sequence.num_tokens
+
+    def route_after(self) -> SequenceRoute:
+        """Return where the tokens up to ``end`` are once the step is done."""
+        return extended(self.route, self.writes)
+
+
+def extended(route: SequenceRoute, writes: Iterable[KvWrite]) -> SequenceRoute:
+    """Return a route with the rows that were written behind its tokens."""
+    for write in writes:
+        if write.opens_range:
+            route = route.with_tail(write.node_id)
+        route = route.extended(write.num_rows)
+    return route
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +99,7 @@ class StepBatch:
 
         Rows side by side are sent and merged where they lie; scattered ones are gathered in every layer.
         """
-        return cls(tuple(sorted(chunks, key=lambda chunk: sorted(chunk.sequence.route.node_ids))))
+        return cls(tuple(sorted(chunks, key=lambda chunk: sorted(chunk.route.node_ids))))
 
     @property
     def num_rows(self) -> int:
@@ -75,20 +109,14 @@ class StepBatch:
     def token_ids(self) -> np.ndarray:
         """Return [num_rows] int64 input tokens."""
         return np.fromiter(
-            (
-                token
-                for chunk in self.chunks
-                for token in chunk.sequence.tokens(chunk.start, chunk.start + chunk.num_rows)
-            ),
+            (token for chunk in self.chunks for token in chunk.sequence.tokens(chunk.start, chunk.end)),
             np.int64,
             self.num_rows,
         )
 
     def positions(self) -> np.ndarray:
         """Return [num_rows] int64 token positions."""
-        return np.concatenate(
-            [np.arange(chunk.start, chunk.start + chunk.num_rows, dtype=np.int64) for chunk in self.chunks]
-        )
+        return np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int64) for chunk in self.chunks])
 
     def prompt_rows(self) -> list[tuple[Chunk, list[int]]]:
         """Return the rows that tell how likely the next token of a prompt was, by chunk, where wanted."""
@@ -101,7 +129,7 @@ class StepBatch:
                 continue
             # Rows from before a restart were told already; the prompt's last row is about the first output.
             first = max(chunk.start, len(sequence.prompt_logprobs))
-            last = min(chunk.start + chunk.num_rows, len(sequence.prompt) - 1)
+            last = min(chunk.end, len(sequence.prompt) - 1)
             if first < last:
                 found.append((chunk, list(range(begin + first - chunk.start, begin + last - chunk.start))))
         return found

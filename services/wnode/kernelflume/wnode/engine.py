@@ -1,23 +1,19 @@
 """The step loop of a weight node (paper section 3.2): plan, project, dispatch, merge, sample, commit.
 
-One thread runs it. Between two steps it takes commands, adopts a routing snapshot and settles what nodes
+One thread runs it. Between two steps it takes commands, adopts a routing snapshot and takes in what nodes
 reported; inside a step the batch, the routes and the links do not change, so every token uses one snapshot.
+In steady decode the next step is launched while one is under way (docs/adr/0014-launch-ahead.md).
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
-
-import torch
 
 from kernelflume.core.errors import PeerLostError
 from kernelflume.core.names import split_name
 from kernelflume.core.sampling import FinishReason
-from kernelflume.tensor.kv_format import round_to_format
-from kernelflume.wnode.attention import SelfAttention
-from kernelflume.wnode.exchange import StepExchange
+from kernelflume.wnode.ahead import Outlook, ending, obstacle
 from kernelflume.wnode.inbox import ConstrainedSubmit, LinkConnected, TableBuilt
 from kernelflume.wnode.messages import (
     Adopted,
@@ -36,17 +32,19 @@ from kernelflume.wnode.messages import (
     Submit,
     TokenOutput,
 )
-from kernelflume.wnode.sampler import Sampled, sample
-from kernelflume.wnode.sampling.logprobs import RawLogprobs
+from kernelflume.wnode.posted_steps import PostedSteps
 from kernelflume.wnode.sequence import Sequence, SequenceState
 from kernelflume.wnode.step_clock import StepClock
 
 if TYPE_CHECKING:
+    import torch
+
     from kernelflume.core.profile import StepTimes
     from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.runtime.clock import Clock
     from kernelflume.wnode.batch import Chunk, StepBatch
     from kernelflume.wnode.gpu.graph_runner import GraphRunner
+    from kernelflume.wnode.gpu.step_in_flight import StepInFlight
     from kernelflume.wnode.grammar.matcher import Matcher
     from kernelflume.wnode.hand_overs import HandOvers
     from kernelflume.wnode.inbox import Inbox, InboxItem
@@ -54,16 +52,17 @@ if TYPE_CHECKING:
     from kernelflume.wnode.ledger import Ledger
     from kernelflume.wnode.link import Link
     from kernelflume.wnode.links import LinkTable
-    from kernelflume.wnode.model.decoder import Decoder, StepState
+    from kernelflume.wnode.model.decoder import Decoder
     from kernelflume.wnode.prefix_cache import PrefixCache
     from kernelflume.wnode.reporter import Reporter
     from kernelflume.wnode.request_keys import RequestKeys
+    from kernelflume.wnode.sampler import Sampled
     from kernelflume.wnode.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-_PROMPT_ROWS_AT_ONCE = 64
-"""Rows of a prompt whose logits are computed together; at 128k tokens each they take 32 MiB."""
+_STEPS_ALONE = 64
+"""Steps that are not launched ahead after a token that the host had to draw: it may have to draw more."""
 _IDLE_WAIT_S = 0.02
 """Longest time between two looks at the inbox while nothing runs; the doorbell ends it early."""
 
@@ -86,12 +85,12 @@ class Engine:
         clock: Clock,
         kernel_threads: KernelThreads,
         graph_runner: GraphRunner | None = None,
+        async_scheduling: bool = False,
         eos_token_ids: frozenset[int],
         max_model_len: int,
         request_keys: RequestKeys,
     ) -> None:
         self._decoder = decoder
-        self._kv_dtype = kv_dtype
         self._scheduler = scheduler
         self._prefix_cache = prefix_cache
         self._hand_overs = hand_overs
@@ -102,7 +101,17 @@ class Engine:
         self._clock = clock
         self._step_clock = StepClock(clock)
         self._kernel_threads = kernel_threads
+        self._posted_steps = PostedSteps(
+            decoder=decoder,
+            kv_dtype=kv_dtype,
+            links=links,
+            kernel_threads=kernel_threads,
+            clock=clock,
+            step_clock=self._step_clock,
+            eos_token_ids=eos_token_ids,
+        )
         self._graph_runner = graph_runner
+        self._async_scheduling = async_scheduling
         config = decoder.config
         self._token_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_dim * kv_dtype.itemsize
         if graph_runner is not None:
@@ -113,6 +122,13 @@ class Engine:
         self._num_steps = 0
         self._stopping = False
         self._warming: dict[str, tuple[Link, float]] = {}
+        self._under_way: StepInFlight | None = None
+        """Launched behind the step that was settled last; between turns alone."""
+        self._ended: list[Sequence] = []
+        """Sequences that ended and have a row in the step under way: their pages are freed after it."""
+        self._settled_at_s = 0.0
+        self._waits_until = 0
+        """Number of steps before which none is launched behind another."""
 
     def run(self) -> None:
         """Run steps until a ``Stop`` comes."""
@@ -121,24 +137,30 @@ class Engine:
             self.turn()
 
     def turn(self) -> None:
-        """Do what is due between steps, then run one step, or wait a little when there is none to run."""
-        for item in self._inbox.take():
-            self._handle(item)
-        self._links.poll()
-        self._settle()
-        plan = self._scheduler.schedule(self._prefix_cache.is_ready)
-        self._prefix_cache.give_back(plan.returns)
-        if plan.victim is not None:
-            self._give_way(plan.victim)
-        if plan.batch is not None:
-            self._step(plan.batch)
+        """Do what is due between steps and run one, or settle the one under way; wait where there is none.
+
+        Where nothing is in the way the step behind the one under way is launched before that is settled.
+        """
+        step = self._under_way
+        if step is not None:
+            self._step_clock.begin()
         else:
-            self._step_clock.rest()
-            self._reporter.report_idle(self._scheduler, self._ledger, hand_overs=self._hand_overs.counts)
-            is_expecting = (
-                bool(self._warming) or self._prefix_cache.is_expecting or self._hand_overs.is_expecting
-            )
-            self._links.poll(_IDLE_WAIT_S, idle=not is_expecting)
+            batch = self._prepare()
+            if batch is None:
+                self._rest()
+                return
+            self._num_steps += 1
+            self._step_clock.begin()
+            if self._graph_runner is None or not self._graph_runner.can_run(batch):
+                self._post(batch)
+                return
+            try:
+                step = self._graph_runner.launch(batch, self._num_steps)
+            except PeerLostError as error:
+                self._lose(error)
+                return
+        self._under_way = self._launch_behind(step)
+        self._settle(step)
 
     # --- between steps -------------------------------------------------------------------------------
 
@@ -237,7 +259,38 @@ class Engine:
             self._warming.pop(node_name, None)
         self._reporter.send(LinkClosed(node_name))
 
-    def _settle(self) -> None:
+    def _prepare(self) -> StepBatch | None:
+        """Take in commands and what nodes reported, and choose the next step's rows."""
+        for item in self._inbox.take():
+            self._handle(item)
+        self._links.poll()
+        self._take_reports()
+        plan = self._scheduler.schedule(self._prefix_cache.is_ready)
+        self._prefix_cache.give_back(plan.returns)
+        if plan.victim is not None:
+            self._give_way(plan.victim)
+        return plan.batch
+
+    def _rest(self) -> None:
+        """Wait a little, as there is no step to run."""
+        self._step_clock.rest()
+        self._reporter.report_idle(self._scheduler, self._ledger, hand_overs=self._hand_overs.counts)
+        is_expecting = bool(self._warming) or self._prefix_cache.is_expecting or self._hand_overs.is_expecting
+        self._links.poll(_IDLE_WAIT_S, idle=not is_expecting)
+
+    @property
+    def _has_news(self) -> bool:
+        """True when something is to be done between two steps."""
+        return (
+            self._stopping
+            or not self._inbox.is_empty
+            or any(link.is_warm for link, _ in self._warming.values())
+            or any(link.failed_sequences for link in self._links.all())
+            or self._prefix_cache.is_due
+            or self._hand_overs.is_due
+        )
+
+    def _take_reports(self) -> None:
         """Take in what nodes reported since the last step."""
         for name, (link, since) in list(self._warming.items()):
             if link.is_warm:
@@ -245,7 +298,7 @@ class Engine:
                 link.open_device()
                 self._reporter.send(LinkReady(name, self._clock.now() - since))
         for link in self._links.all():
-            failed, link.failed_sequences = link.failed_sequences, []
+            failed, link.failed_sequences = link.failed_sequences, {}
             for sequence in [s for s in self._scheduler.running if s.sequence_id in failed]:
                 logger.warning(
                     "%s could not store request %s: recomputing", link.node_name, sequence.request_id
@@ -273,129 +326,117 @@ class Engine:
 
     # --- one step ------------------------------------------------------------------------------------
 
-    def _step(self, batch: StepBatch) -> None:
-        self._num_steps += 1
-        self._step_clock.begin()
+    def _post(self, batch: StepBatch) -> None:
+        """Run a step that no graph does."""
         started = self._clock.now()
         self._links.begin_step()
-        lost: list[PeerLostError] = []
-        by_graph = self._graph_runner is not None and self._graph_runner.can_run(batch)
         try:
-            if by_graph:
-                assert self._graph_runner is not None  # noqa: S101 - just looked
-                chunks, sampled = self._graph_runner.run(batch, self._num_steps)
-                self._links.kv_traffic.graph_bytes += batch.num_rows * self._token_bytes
-            else:
-                chunks, sampled, lost = self._compute(batch)
+            chunks, sampled, lost = self._posted_steps.run(batch, self._num_steps)
         except PeerLostError as error:
             # Nothing was stored for this step: the sequences that do not need the node just run it again.
             self._lose(error)
             return
-        if self._graph_runner is not None:
-            self._reporter.num_graph_captures = self._graph_runner.steps.num_captures
         self._commit(batch, chunks, sampled, started)
         for loss in lost:
             self._lose(loss)
+        times = self._step_clock.end(rows=batch.num_rows, num_layers=self._decoder.config.num_layers)
+        self._report(batch, len(chunks), started, times)
+
+    def _launch_behind(self, step: StepInFlight) -> StepInFlight | None:
+        """Launch the step behind one that is under way, unless that must be settled first."""
+        runner = self._graph_runner
+        if not self._async_scheduling or runner is None or not runner.can_launch_behind:
+            return None
+        outlook = Outlook(
+            running=[sequence.sequence_id for sequence in self._scheduler.running],
+            has_news=self._has_news or self._num_steps < self._waits_until,
+            could_admit=self._scheduler.could_admit(self._prefix_cache.is_ready),
+        )
+        if obstacle(step.batch, outlook) is not None:
+            return None
+        leaving = ending(step.batch, max_model_len=self._max_model_len)
+        batch = self._scheduler.schedule_behind(step.batch, leaving)
+        if batch is None or not runner.can_run(batch):
+            return None
+        self._num_steps += 1
+        try:
+            return runner.launch(batch, self._num_steps)
+        except PeerLostError:
+            return None  # nobody was told; the next step that is prepared tells what that means
+
+    def _settle(self, step: StepInFlight) -> None:
+        """Wait for a step of graphs and take its tokens in."""
+        assert self._graph_runner is not None  # noqa: S101 - it launched the step
+        self._links.begin_step()
+        loss: PeerLostError | None = None
+        settled = None
+        try:
+            settled = self._graph_runner.settle(step)
+        except PeerLostError as error:
+            loss = error
+        if settled is None:
+            # Neither this step nor the one behind it has stored anything: their sequences run them again.
+            self._under_way = None
+            self._free_ended()
+            if loss is not None:
+                self._lose(loss)
+            else:
+                self._waits_until = self._num_steps + _STEPS_ALONE
+            return
+        started = max(step.launched_at_s, self._settled_at_s)
+        self._settled_at_s = self._clock.now()
+        chunks, sampled = settled
+        self._commit(step.batch, chunks, sampled, started, number=step.number)
+        steps = self._graph_runner.steps
+        self._reporter.num_graph_captures = steps.num_captures
+        self._links.kv_traffic.graph_bytes += step.batch.num_rows * self._token_bytes
+        times = self._step_clock.end_graph(steps.stages, rows=step.batch.num_rows)
+        self._report(step.batch, len(chunks), started, times, num_microbatches=steps.num_microbatches)
+
+    def _report(
+        self,
+        batch: StepBatch,
+        num_tokens: int,
+        started_at_s: float,
+        times: StepTimes | None,
+        *,
+        num_microbatches: int = 0,
+    ) -> None:
         self._reporter.report_step(
             self._scheduler,
             self._ledger,
             num_rows=batch.num_rows,
-            num_tokens=len(chunks),
-            seconds=self._clock.now() - started,
+            num_tokens=num_tokens,
+            seconds=self._clock.now() - started_at_s,
             waited_s=self._links.waited_s,
-            times=self._times(batch, by_graph=by_graph),
-            num_microbatches=self._graph_runner.steps.num_microbatches
-            if by_graph and self._graph_runner is not None
-            else 0,
+            times=times,
+            num_microbatches=num_microbatches,
             kv_traffic=self._links.kv_traffic,
             hand_overs=self._hand_overs.counts,
         )
 
-    def _times(self, batch: StepBatch, *, by_graph: bool) -> StepTimes | None:
-        """Return where the time of a step that is done went."""
-        num_layers = self._decoder.config.num_layers
-        if not by_graph or self._graph_runner is None:
-            return self._step_clock.end(rows=batch.num_rows, num_layers=num_layers)
-        return self._step_clock.end_graph(self._graph_runner.steps.stages, rows=batch.num_rows)
+    def _commit(
+        self,
+        batch: StepBatch,
+        chunks: list[Chunk],
+        sampled: Sampled,
+        started_at_s: float,
+        *,
+        number: int = -1,
+    ) -> None:
+        """Take in what a step stored and chose.
 
-    def _compute(self, batch: StepBatch) -> tuple[list[Chunk], Sampled, list[PeerLostError]]:
-        """Run all layers; return the chunks that end in a new token, these, and nodes lost while storing."""
-        decoder, config, clock = self._decoder, self._decoder.config, self._step_clock
-        device = decoder.device
-        exchange = StepExchange(batch, self._links, self._num_steps, device)
-        num_rows = batch.num_rows
-        own_attention = SelfAttention(
-            [chunk.num_rows for chunk in batch.chunks],
-            config.num_query_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        with torch.inference_mode():
-            token_ids, positions = (
-                torch.from_numpy(ids).to(device) for ids in (batch.token_ids(), batch.positions())
-            )
-            state = decoder.begin(token_ids, positions)
-            keys_values = torch.empty(
-                (config.num_layers, num_rows, 2, config.num_kv_heads, config.head_dim),
-                dtype=decoder.dtype,
-                device=device,
-            )
-            clock.mark()
-            for layer in range(config.num_layers):
-                query = decoder.project_query(layer, state)
-                clock.mark()
-                exchange.dispatch_query(layer, query)
-                clock.mark()
-                with self._kernel_threads.beside_attention() if exchange.has_readers else nullcontext():
-                    key, value = decoder.project_kv(layer, state, out=keys_values[layer])
-                    # What attention nodes will hold, so that it does not matter who attends to it, or when.
-                    round_to_format(keys_values[layer], self._kv_dtype)
-                    own = own_attention.attend(query, key, value)
-                exchange.stream_kv(layer, keys_values)
-                clock.mark()
-                attention = exchange.collect_partials(layer, own)
-                decoder.finish_layer(layer, state, attention.view(num_rows, -1))
-                clock.mark()
-            clock.end_layers(waited_s=self._links.waited_s)
-            lost = self._dispatch_kv(exchange, keys_values)
-            rows, chunks = batch.sampling_rows()
-            self._tell_prompts(batch, state)
-            if not rows:
-                return [], Sampled([]), lost
-            logits = decoder.logits(
-                state, torch.tensor(rows, device=device) if len(rows) < num_rows else None
-            )
-            sampled = sample(logits, [chunk.sequence for chunk in chunks], self._eos_token_ids)
-        return chunks, sampled, lost
-
-    def _dispatch_kv(self, exchange: StepExchange, keys_values: torch.Tensor) -> list[PeerLostError]:
-        traffic = self._links.kv_traffic
-        started = self._clock.now()
-        lost = exchange.dispatch_kv(keys_values)
-        exposed_s = self._clock.now() - started
-        if exchange.streams_kv:
-            traffic.layer_exposed_s += exposed_s
-        else:
-            traffic.step_exposed_s += exposed_s
-        return lost
-
-    def _tell_prompts(self, batch: StepBatch, state: StepState) -> None:
-        """Note how likely prompt tokens were, for the requests that asked; a few rows' logits at a time."""
-        for chunk, rows in batch.prompt_rows():
-            sequence = chunk.sequence
-            num_top = sequence.sampling.prompt_logprobs or 0
-            for first in range(0, len(rows), _PROMPT_ROWS_AT_ONCE):
-                part = rows[first : first + _PROMPT_ROWS_AT_ONCE]
-                logits = self._decoder.logits(state, torch.tensor(part, device=self._decoder.device))
-                told = len(sequence.prompt_logprobs) + 1
-                tokens = sequence.prompt[told : told + len(part)]
-                sequence.prompt_logprobs += RawLogprobs(logits, [num_top] * len(part)).of(tokens)
-
-    def _commit(self, batch: StepBatch, chunks: list[Chunk], sampled: Sampled, started_at_s: float) -> None:
+        ``number`` is that of a step of graphs. A posted step does not get here where some node lacks what a
+        row's plan named.
+        """
+        vain = self._in_vain(batch, number)
         changed: dict[int, Sequence] = {}
         for chunk in batch.chunks:
             sequence = chunk.sequence
-            if self._ledger.commit(sequence, chunk.writes):
+            opened = self._ledger.commit(sequence, chunk.writes)
+            if sequence.sequence_id in vain:
+                continue
+            if opened:
                 changed[sequence.sequence_id] = sequence
             sequence.num_computed += chunk.num_rows
             if sequence.queue_s is None:
@@ -404,22 +445,50 @@ class Engine:
                 self._trace_step(sequence, chunk.num_rows, batch.num_rows, started_at_s)
         if changed:
             self._reporter.send(RoutesChanged({key: s.route for key, s in changed.items()}, ()))
+        self._free_ended()
+        counted = [
+            (chunk.sequence, token, sampled.logprobs.get(row))
+            for row, (chunk, token) in enumerate(zip(chunks, sampled.tokens, strict=True))
+            if chunk.sequence.sequence_id not in vain
+        ]
+        self._take_tokens(counted)
+
+    def _take_tokens(self, chosen: list[tuple[Sequence, int, TokenLogprobs | None]]) -> None:
         outputs: list[TokenOutput] = []
         ended: list[Sequence] = []
-        for row, (chunk, token) in enumerate(zip(chunks, sampled.tokens, strict=True)):
-            if not chunk.sequence.is_prompt_named:
-                self._prefix_cache.name(chunk.sequence)
-            output = self._take_token(chunk.sequence, token, sampled.logprobs.get(row))
+        for sequence, token, logprobs in chosen:
+            if not sequence.is_prompt_named:
+                self._prefix_cache.name(sequence)
+            output = self._take_token(sequence, token, logprobs)
             outputs.append(output)
             if output.finish_reason:
-                self._prefix_cache.name(chunk.sequence)  # before it is told: the client may be back at once
-                ended.append(chunk.sequence)
+                self._prefix_cache.name(sequence)  # before it is told: the client may be back at once
+                ended.append(sequence)
         self._emit(*outputs)
         for sequence in ended:
             self._end(sequence)
-        for chunk in chunks:
-            if chunk.sequence.hands_over and chunk.sequence.state is SequenceState.RUNNING:
-                self._hand_overs.hold(chunk.sequence)
+        for sequence, _, _ in chosen:
+            if sequence.hands_over and sequence.state is SequenceState.RUNNING:
+                self._hand_overs.hold(sequence)
+
+    def _in_vain(self, batch: StepBatch, number: int) -> frozenset[int]:
+        """Return the sequences whose rows of this step count for nothing.
+
+        When it was launched the step ahead was not settled, with which such a sequence came to its end. Or
+        some node dropped it for want of a page, in an earlier step or in this one, and then what its row
+        attended to may be another's.
+        """
+        failed = {
+            sequence_id
+            for link in self._links.all()
+            for sequence_id, step in link.failed_sequences.items()
+            if step <= number
+        }
+        return frozenset(
+            chunk.sequence.sequence_id
+            for chunk in batch.chunks
+            if chunk.sequence.state is SequenceState.ENDED or chunk.sequence.sequence_id in failed
+        )
 
     def _trace_step(self, sequence: Sequence, num_rows: int, batch_rows: int, started_at_s: float) -> None:
         waited = self._links.waited_for_s
@@ -476,8 +545,18 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         self._hand_overs.forget(sequence)
-        self._prefix_cache.release(sequence)
+        behind = self._under_way.batch.chunks if self._under_way is not None else ()
+        if any(chunk.sequence is sequence for chunk in behind):
+            self._ended.append(sequence)
+        else:
+            self._prefix_cache.release(sequence)
         self._scheduler.remove(sequence)
+
+    def _free_ended(self) -> None:
+        """Free sequences that ended while they had a row in the step under way, which is done now."""
+        ended, self._ended = self._ended, []
+        for sequence in ended:
+            self._prefix_cache.release(sequence)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         self._end(sequence)

@@ -141,6 +141,7 @@ def _serve(connection: Connection, arguments: EngineArguments) -> None:
         clock=clock,
         kernel_threads=KernelThreads(num_threads, settings.threads_beside_attention or num_threads),
         graph_runner=graph_runner,
+        async_scheduling=settings.async_scheduling,
         eos_token_ids=eos_token_ids,
         max_model_len=arguments.max_model_len,
         request_keys=RequestKeys(settings.seed, settings.node_id),

@@ -201,7 +201,7 @@ def _plan_readers(batch: StepBatch, links: LinkTable, device: torch.device) -> l
     rows: dict[str, list[int]] = {}
     first = 0
     for chunk in batch.chunks:
-        route = chunk.sequence.route
+        route = chunk.route
         for node_id in route.node_ids:
             num_held = route.num_tokens_on(node_id)
             if num_held:

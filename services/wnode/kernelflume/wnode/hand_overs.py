@@ -49,6 +49,11 @@ class HandOvers:
         """True while attention nodes are about to say that they know a sequence's blocks."""
         return any(not held.is_told for held in self._held.values())
 
+    @property
+    def is_due(self) -> bool:
+        """True when a held sequence is about to be told of, or was held for too long."""
+        return self.is_expecting or bool(self._late())
+
     def order(self, sequence: Sequence) -> None:
         """Hold a sequence as soon as it stands between two tokens.
 
@@ -94,10 +99,13 @@ class HandOvers:
 
     def expired(self) -> list[Sequence]:
         """Return the sequences that were held for too long; the caller ends them."""
-        now = self._clock.now()
-        late = [held.sequence for held in self._held.values() if held.deadline_s <= now]
+        late = self._late()
         self.counts.num_expired += len(late)
         return late
+
+    def _late(self) -> list[Sequence]:
+        now = self._clock.now()
+        return [held.sequence for held in self._held.values() if held.deadline_s <= now]
 
     def count_taken(self, sequence: Sequence) -> None:
         """Count a sequence that was handed to this node, at its first token here."""

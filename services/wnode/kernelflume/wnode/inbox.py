@@ -112,6 +112,11 @@ class Inbox:
             return "it left the routing table and is silent"
         return ""
 
+    @property
+    def is_empty(self) -> bool:
+        """True while nothing waits to be taken."""
+        return not self._items
+
     def take(self) -> list[InboxItem]:
         """Return and remove all items; costs next to nothing when there is none."""
         taken: list[InboxItem] = []

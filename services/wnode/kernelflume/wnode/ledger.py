@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from kernelflume.wnode.batch import KvWrite
+from kernelflume.wnode.batch import KvWrite, extended
 from kernelflume.wnode.placement import (
     NodeRoom,
     TailMove,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kernelflume.core.ranges import SequenceRoute
+    from kernelflume.wnode.batch import Chunk
     from kernelflume.wnode.links import LinkTable
     from kernelflume.wnode.sequence import Sequence
 
@@ -138,27 +139,42 @@ class Ledger:
             The writes in order of position, or None when there is no room; then nothing was promised.
         """
         if not sequence.copies_last:
-            return self._place(sequence, num_rows)
+            return self._place_at(sequence, sequence.route, sequence.num_computed, num_rows)
         tail = sequence.route.tail_node_id
         if tail is None or not self.can_go_on(sequence):
             return None
         self._promised[tail] = self._promised.get(tail, 0) + 1
-        writes = self._place(sequence, num_rows)
+        writes = self._place_at(sequence, sequence.route, sequence.num_computed, num_rows)
         if writes is None:
             self._promised[tail] -= 1
             return None
         first, *rest = writes
         return replace(first, num_new_pages=first.num_new_pages + 1), *rest
 
-    def _place(self, sequence: Sequence, num_rows: int) -> tuple[KvWrite, ...] | None:
+    def place_next(self, chunk: Chunk) -> tuple[KvWrite, ...] | None:
+        """Choose the node for the token behind a chunk that is under way, as ``place`` does."""
+        return self._place_at(chunk.sequence, chunk.route_after(), chunk.end, 1)
+
+    def _place_at(
+        self, sequence: Sequence, route: SequenceRoute, start: int, num_rows: int
+    ) -> tuple[KvWrite, ...] | None:
+        if num_rows == 1 and start > sequence.num_shared:
+            write = self._in_last_page(route, start)
+            if write is not None:
+                return (write,)
+        return self._place_blocks(sequence, route, start, num_rows)
+
+    def _place_blocks(
+        self, sequence: Sequence, route: SequenceRoute, start: int, num_rows: int
+    ) -> tuple[KvWrite, ...] | None:
         promised = dict(self._promised)
         writes: list[KvWrite] = []
-        held = {node_id: sequence.route.num_tokens_on(node_id) for node_id in sequence.route.node_ids}
-        tail, tail_length = _tail_of(sequence.route)
+        held = {node_id: route.num_tokens_on(node_id) for node_id in route.node_ids}
+        tail, tail_length = _tail_of(route)
         opens = tail is None
-        target = self._target(sequence, tail)
+        target = self._target(sequence, tail, start)
         block_tokens = self._block_tokens
-        position, end = sequence.num_computed, sequence.num_computed + num_rows
+        position, end = start, start + num_rows
         while position < end:
             left = end - position
             in_block = -position % block_tokens if block_tokens else 0
@@ -202,15 +218,9 @@ class Ledger:
 
     def commit(self, sequence: Sequence, writes: Iterable[KvWrite]) -> bool:
         """Extend a sequence's route by the writes that were sent; True when a range was opened."""
-        opened = False
-        route = sequence.route
-        for write in writes:
-            if write.opens_range:
-                route = route.with_tail(write.node_id)
-                opened = True
-            route = route.extended(write.num_rows)
-        sequence.route = route
+        sequence.route = extended(sequence.route, writes)
         sequence.copies_last = False
+        opened = any(write.opens_range for write in writes)
         if opened:
             self._moves.pop(sequence.sequence_id, None)
         return opened
@@ -220,13 +230,23 @@ class Ledger:
         self._moves.pop(sequence_id, None)
         self._spreads.pop(sequence_id, None)
 
-    def _target(self, sequence: Sequence, tail: str | None) -> str | None:
+    def _in_last_page(self, route: SequenceRoute, position: int) -> KvWrite | None:
+        """Place one token where its page is there already, as it is for most rows of decode steps."""
+        if not self._block_tokens or position % self._block_tokens == 0:
+            return None
+        tail = route.tail_node_id
+        if tail is None or self.links.of_node(tail) is None:
+            return None
+        return KvWrite(tail, 1, 0, opens_range=False)
+
+    def _target(self, sequence: Sequence, tail: str | None, start: int) -> str | None:
         """Return the node at which the next range begins once the present block is full; None: not yet."""
         move = self._moves.get(sequence.sequence_id)
         if move is not None and move.node_id in self.table.active:
             self._spreads.pop(sequence.sequence_id, None)
-            return move.node_id
-        if sequence.num_computed > sequence.num_shared:
+            # The step under way may have carried it out.
+            return None if move.node_id == tail else move.node_id
+        if start > sequence.num_shared:
             return None
         # Its first own tokens; what came before, if anything, was found in the pool.
         self._spread(sequence)

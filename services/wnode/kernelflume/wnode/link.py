@@ -38,7 +38,7 @@ from kernelflume.transport.wire import (
 from kernelflume.wnode.kv_stream import KvStream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -124,8 +124,9 @@ class Link:
     """Sequences that ended and are freed once the names of their blocks are known there."""
     block_news: list[Found | Shared | Published] = field(default_factory=list)
     """What the node said of blocks; the engine takes it from here."""
-    failed_sequences: list[int] = field(default_factory=list)
-    """Sequences the node could not store; the engine takes them from here."""
+    failed_sequences: dict[int, int] = field(default_factory=dict)
+    """Sequences the node could not store, with the first step of which it could not, 0 for an append. The
+    engine takes them from here."""
     stream: KvStream = field(init=False)
     _device_answer: DeviceLanes | None = None
     _steps_in_flight: dict[int, int] = field(default_factory=dict)
@@ -366,6 +367,10 @@ class Link:
         self.transport.notify(self.node_name, Retract(step).encode())
         self.ring()
 
+    def has_answered(self, step: int) -> bool:
+        """True when the node has answered a step, or was not told of it."""
+        return step not in self._steps_in_flight
+
     def has_launched(self, step: int) -> bool:
         """True when the node has answered a step, and did not refuse it."""
         return step not in self._steps_in_flight and not self._refusal
@@ -464,7 +469,7 @@ class Link:
                 if flight is not None and flight.counter == notice.counter:
                     del self._appends_in_flight[notice.slot]
                 self.num_free_pages = notice.num_free_pages
-                self.failed_sequences.extend(notice.failed)
+                self._note_failed(notice.failed, step=0)
             case Freed():
                 self.num_frees_in_flight -= 1
                 self.num_free_pages = notice.num_free_pages
@@ -473,7 +478,7 @@ class Link:
             case Stepped():
                 self._steps_in_flight.pop(notice.step, None)
                 self.num_free_pages = notice.num_free_pages
-                self.failed_sequences.extend(notice.failed)
+                self._note_failed(notice.failed, step=notice.step)
                 if notice.status is not RowStatus.OK:
                     self.refuse(f"its keys and values do not fit the plan of step {notice.step}")
             case LaneData() if self.device is not None:
@@ -483,6 +488,10 @@ class Link:
                 self.num_free_pages = notice.num_free_pages
             case _:
                 return
+
+    def _note_failed(self, sequence_ids: Iterable[int], *, step: int) -> None:
+        for sequence_id in sequence_ids:
+            self.failed_sequences.setdefault(sequence_id, step)
 
     def _take_block_news(self, notice: Found | Shared | Published) -> None:
         if not isinstance(notice, Found):

@@ -77,6 +77,21 @@ class PrefixCache:
         """True while a waiting sequence could run soon after something arrives."""
         return bool(self._lookups) or not all(map(self.is_ready, self._scheduler.next_waiting))
 
+    @property
+    def is_due(self) -> bool:
+        """True when ``advance`` has something to do, or soon will: it is called between two steps alone."""
+        now = self._clock.now()
+        return (
+            bool(self._lookups)
+            or any(link.block_news for link in self._links.all())
+            or self._publisher.is_late(now)
+            or any(
+                self._is_in_vain(sequence, now) or self._looks_again(sequence)
+                for sequence in self._scheduler.waiting
+            )
+            or any(self._is_due(sequence, now) for sequence in self._scheduler.next_waiting)
+        )
+
     def looks_up(self, sequence: Sequence) -> bool:
         """Tell whether a sequence shares what it finds in the pool."""
         if sequence.handed.ranges:
@@ -190,13 +205,16 @@ class PrefixCache:
 
     def _look_again(self) -> None:
         """Let those look up again that waited for what is named now, or does not come any more."""
-        for sequence in self._scheduler.waiting:
-            lead = sequence.lead
-            if lead is None or sequence.lookup is not LookupPhase.DONE or lead.sequence.is_on_its_way:
-                continue
+        for sequence in filter(self._looks_again, self._scheduler.waiting):
             sequence.num_followed += 1
             self.abandon(sequence)
             sequence.lookup_after = self._publisher.last_number
+
+    @staticmethod
+    def _looks_again(sequence: Sequence) -> bool:
+        lead = sequence.lead
+        has_looked_up = sequence.lookup is LookupPhase.DONE
+        return lead is not None and has_looked_up and not lead.sequence.is_on_its_way
 
     def _find_lead(self, sequence: Sequence) -> Lead | None:
         """Return one ahead that is about to compute what a sequence needs, or has and is not found yet."""

@@ -129,6 +129,10 @@ class Publisher:
         if not naming.num_open:
             self._close(naming)
 
+    def is_late(self, now: float) -> bool:
+        """True when ``advance`` has something to do."""
+        return any(naming.deadline_s <= now for naming in self._open.values())
+
     def advance(self) -> None:
         """Wait no longer for what is late."""
         now = self._clock.now()

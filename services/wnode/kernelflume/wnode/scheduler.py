@@ -11,7 +11,7 @@ from kernelflume.wnode.batch import Chunk, StepBatch
 from kernelflume.wnode.sequence import Sequence, SequenceEvent, SequenceState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable
 
     from kernelflume.wnode.ledger import Ledger
 
@@ -176,7 +176,9 @@ class Scheduler:
         chunks: list[Chunk] = []
         starved: Sequence | None = None
         # Decode rows first: a long prompt must not hold up running streams.
-        for sequence in sorted(self.running, key=lambda running: not running.is_decoding):
+        decoding = [sequence.is_decoding for sequence in self.running]
+        order = self.running if all(decoding) else _first(self.running, decoding)
+        for sequence in order:
             if budget == 0:
                 break
             num_rows = min(sequence.num_pending, budget)
@@ -184,7 +186,7 @@ class Scheduler:
             if writes is None:
                 starved = starved or sequence
                 continue
-            chunks.append(Chunk(sequence, num_rows, writes))
+            chunks.append(Chunk.of(sequence, num_rows, writes))
             budget -= num_rows
         self.is_starved = lacks_room = starved is not None
         while not lacks_room and budget and self.waiting and len(self.running) < self._limits.max_num_seqs:
@@ -197,7 +199,7 @@ class Scheduler:
                 lacks_room = not self.running
                 break
             self._admit(sequence)
-            chunks.append(Chunk(sequence, num_rows, writes))
+            chunks.append(Chunk.of(sequence, num_rows, writes))
             budget -= num_rows
         # Without an active node there is nothing to make room on: the running ones wait for the next node.
         if not lacks_room or not ledger.page_tokens or ledger.is_settling:
@@ -211,6 +213,41 @@ class Scheduler:
         victim = self.running[-1] if starved is not None and not returns else None
         chunks = [chunk for chunk in chunks if chunk.sequence is not victim]
         return Plan(StepBatch.of(chunks) if chunks else None, victim, returns)
+
+    def schedule_behind(self, batch: StepBatch, leaving: Container[int]) -> StepBatch | None:
+        """Choose the rows of the step behind one that is under way and decodes every running sequence.
+
+        Args:
+            batch: the step under way.
+            leaving: ids of sequences that end with the token it chooses.
+
+        Returns:
+            One row for each other sequence, or None when there is none, or no room for one.
+        """
+        ledger = self._ledger
+        ledger.begin_step(self.running)
+        under_way = {chunk.sequence.sequence_id: chunk for chunk in batch.chunks}
+        chunks: list[Chunk] = []
+        for sequence in self.running:
+            if sequence.sequence_id in leaving:
+                continue
+            chunk = under_way[sequence.sequence_id]
+            writes = ledger.place_next(chunk)
+            if writes is None:
+                return None
+            chunks.append(chunk.next(writes))
+        return StepBatch.of(chunks) if chunks else None
+
+    def could_admit(self, is_ready: Callable[[Sequence], bool] = lambda _: True) -> bool:
+        """Tell whether the first waiting sequence may begin, as far as is known while a step is under way.
+
+        Args:
+            is_ready: as for ``schedule``.
+        """
+        if not self.waiting or len(self.running) >= self._limits.max_num_seqs:
+            return False
+        self._ledger.begin_step(self.running)
+        return is_ready(self.waiting[0]) and self.has_room(self.waiting[0])
 
     def _admit(self, sequence: Sequence) -> None:
         self.waiting.popleft()
@@ -230,6 +267,12 @@ class Scheduler:
         return needed + len(self.running) <= ledger.num_usable_pages or (
             not self.running and needed <= ledger.num_usable_pages
         )
+
+
+def _first(sequences: Iterable[Sequence], goes_first: Iterable[bool]) -> list[Sequence]:
+    """Return those that go first, then the others, each in order."""
+    marked = list(zip(sequences, goes_first, strict=True))
+    return [sequence for wanted in (True, False) for sequence, first in marked if first is wanted]
 
 
 def _pages(num_tokens: int, page_tokens: int) -> int:

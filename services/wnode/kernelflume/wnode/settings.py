@@ -54,6 +54,9 @@ class WeightNodeSettings(ServiceSettings):
     microbatches: Literal["auto", "1", "2", "4"] = "auto"
     """With graphs, microbatches of a decode step: one computes while another is attended to. auto
     takes one or two, whichever the steps so far show to be faster."""
+    async_scheduling: bool = False
+    """On the device path, launch a decode step before the one ahead of it is settled, where its rows are
+    certain, so that GPUs do not wait for this process. Tokens are the same. Off until it is measured."""
     max_model_len: int = Field(default=0, ge=0)
     """Most tokens of prompt and output together; 0 takes the model's own limit."""
     max_num_seqs: int = Field(default=64, ge=1, le=1024)

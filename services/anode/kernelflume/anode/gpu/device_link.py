@@ -85,6 +85,8 @@ class DeviceLink:
             for rows in graph_buckets(offer.max_rows):
                 self._graphs.warm(num_lanes, rows)
         self._num_steps = 0
+        self._parities: dict[int, int] = {}
+        """Of the latest step of each parity: the counters tell of steps, their numbers may leave gaps."""
         self._num_appends = [0] * len(offer.lanes)
 
     @property
@@ -112,6 +114,11 @@ class DeviceLink:
     def is_idle(self) -> bool:
         """True when no launched step is under way."""
         return self._graphs.is_idle
+
+    def has_ended(self, step: int) -> bool:
+        """True when a step that was launched is done."""
+        parity = self._parities.get(step)
+        return parity is None or self._graphs.is_free(parity)
 
     def can_launch(self, step: int) -> bool:
         """Always: whatever a launch waits for comes without this process."""
@@ -147,7 +154,6 @@ class DeviceLink:
 
     def launch(self, work: Sequence[LaneWork], step: int) -> None:
         """Enqueue one step; nothing waits but for the step before the last."""
-        del step  # the counters tell
         busy = [index for index, (table, slots) in enumerate(work) if len(table.last_page_len) or len(slots)]
         if not busy:
             return
@@ -155,6 +161,8 @@ class DeviceLink:
         taken = [*work, *itertools.repeat(NO_WORK, num_lanes)][:num_lanes]
         parity = self._num_steps % PARITIES
         self._num_steps += 1
+        self._parities = {before: other for before, other in self._parities.items() if other != parity}
+        self._parities[step] = parity
         with torch.inference_mode(), torch.cuda.stream(self._graphs.stream):
             self._graphs.begin(parity)
             for index, (table, slots) in enumerate(taken):

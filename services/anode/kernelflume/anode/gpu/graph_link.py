@@ -47,6 +47,10 @@ class GraphLink(Protocol):
         """True when no launched step may still write keys and values to pages."""
         ...
 
+    def has_ended(self, step: int) -> bool:
+        """True when a step that was launched writes no keys and values to pages any more."""
+        ...
+
     def open(self, weight_node: str) -> None:
         """Reach the weight node's memory, once a write went each way.
 

@@ -152,6 +152,10 @@ class HostLanes:
         """True when the last step of the same parity is done."""
         return self._graphs.is_free(step % PARITIES)
 
+    def has_ended(self, step: int) -> bool:
+        """True when a launched step is done; of two of one parity the newer counts."""
+        return self._graphs.is_free(step % PARITIES)
+
     def launch(self, work: Sequence[LaneWork], step: int) -> None:
         """Enqueue one step; ``can_launch`` must hold, for a wait here would be for this thread itself."""
         busy = [index for index, (table, slots) in enumerate(work) if len(table.last_page_len) or len(slots)]

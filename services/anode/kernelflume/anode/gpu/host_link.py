@@ -81,6 +81,10 @@ class HostLink:
         """True when no step is under way."""
         return self._lanes.is_idle
 
+    def has_ended(self, step: int) -> bool:
+        """True when a step that was launched is done."""
+        return self._lanes.has_ended(step)
+
     def open(self, weight_node: str) -> None:
         """Prepare the writes of partials."""
         self._lanes.connect(weight_node, self._offer.lanes)

@@ -10,6 +10,8 @@ import numpy as np
 
 from kernelflume.anode.gpu.page_table import PageTable
 from kernelflume.anode.gpu.work import LaneWork
+from kernelflume.anode.kvpool import HeldSequence
+from kernelflume.anode.links import StoredStep
 from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError
 from kernelflume.transport.wire import RowStatus, Step, Stepped
 
@@ -53,37 +55,35 @@ def launch_step(link: Link, step: Step, pool: KvPool, *, before_copy: Callable[[
         if device.files_in_layer:
             # Keys and values that come in every layer are part of the step's attention.
             slots = _take_slots(link, lane, pool, failed)
-            table = _planned(
-                link,
-                step,
-                lane,
-                pool.page_tokens,
-                new=frozenset(lane.entries["sequence"].tolist()) - failed.keys(),
-            )
+            new = frozenset(lane.entries["sequence"].tolist()) - failed.keys()
+            table = _planned(link, step, lane, pool.page_tokens, failed, new=new)
         else:
-            table = _planned(link, step, lane, pool.page_tokens, new=frozenset())
+            table = _planned(link, step, lane, pool.page_tokens, failed, new=frozenset())
             slots = _take_slots(link, lane, pool, failed) if table is not None else np.empty(0, np.int64)
         if table is None:
             return Stepped(step.step, RowStatus.MISMATCH, pool.num_free_pages)
         work.append(LaneWork(table, slots))
     device.launch(work, step.step)
-    link.stored_last = (
-        step.step,
-        [entry[0] for lane in step.lanes for entry in lane.entries.tolist() if entry[0] not in failed],
-    )
+    stored = {
+        sequence_id: position
+        for lane in step.lanes
+        for sequence_id, _, position in lane.entries.tolist()
+        if sequence_id not in failed
+    }
+    link.stored.append(StoredStep(step.step, stored))
     return Stepped(step.step, RowStatus.OK, pool.num_free_pages, tuple(failed))
 
 
 def retract_step(link: Link, step: int, pool: KvPool) -> None:
-    """Forget the tokens that a step which was given up has stored."""
-    last, sequence_ids = link.stored_last
-    if last != step:
+    """Forget the tokens that a step which was given up has stored; later steps must be forgotten before."""
+    if not link.stored or link.stored[-1].number != step:
         return  # it was not launched here
-    for sequence_id in sequence_ids:
+    for sequence_id in link.stored.pop().positions:
         sequence = link.sequences.get(sequence_id)
         if sequence is not None:
             pool.retract(sequence)
-    link.stored_last = (-1, [])
+            if not sequence.num_tokens:  # it may come back, but its weight node would not free it here
+                del link.sequences[sequence_id]
 
 
 def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool, before_copy: Callable[[], None]) -> None:
@@ -100,15 +100,28 @@ def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool, before_copy: Calla
 
 
 def _planned(
-    link: Link, step: Step, lane: LaneStep, page_tokens: int, *, new: frozenset[int]
+    link: Link,
+    step: Step,
+    lane: LaneStep,
+    page_tokens: int,
+    failed: dict[int, None],
+    *,
+    new: frozenset[int],
 ) -> PageTable | None:
     """Say where the planned sequences lie; None when other tokens are held than planned.
 
-    ``new`` names those that a token of this very step was added to, which the plan does not count.
+    ``new`` names those that a token of this very step was added to, which the plan does not count. Adds the
+    sequences that have ended here to those that failed.
     """
     sequences = []
     for sequence_id, _, num_planned in lane.plan.tolist():
         sequence = link.sequences.get(sequence_id)
+        if sequence is None and link.has_ended(sequence_id):
+            # The step was announced before its weight node heard that a token found no page here. The row
+            # attends to nothing, and the answer says so: its weight node makes nothing of it.
+            failed[sequence_id] = None
+            sequences.append(HeldSequence())
+            continue
         num_held = sequence.num_tokens - (sequence_id in new) if sequence is not None else 0
         if sequence is None or num_held != num_planned:
             logger.warning(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from kernelflume.wnode.gpu.graph import StepGraphs
@@ -57,21 +59,44 @@ class Timer(Protocol):
         ...
 
 
+MAX_UNDER_WAY = 2
+"""Steps that may be launched and not noted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStep:
+    """The rows of one step, dealt out."""
+
+    parts: tuple[tuple[Chunk, ...], ...]
+    """Rows of each microbatch, one a lane."""
+    load: Load
+
+
 class CapturedSteps:
-    """In order for each step: ``split``, ``replay``, and ``note`` once it is done. For one thread."""
+    """In order for each step: ``split``, ``replay``, and ``note`` once it is done. For one thread.
+
+    A step may be split and replayed before the one ahead of it is noted.
+    """
 
     def __init__(
-        self, graphs: Graphs, timer: Timer, profile: LiveProfile, microbatches: Microbatches, plan: LanePlan
+        self,
+        graphs: Graphs,
+        timers: Sequence[Timer],
+        profile: LiveProfile,
+        microbatches: Microbatches,
+        plan: LanePlan,
     ) -> None:
-        """Take graphs of all of the plan's steps; ``microbatches`` chooses among them."""
+        """Take graphs of all of the plan's steps, and a timer for each step that may be under way.
+
+        ``microbatches`` chooses among the graphs.
+        """
         self._graphs = graphs
-        self._timer = timer
+        self._timers = deque(timers)
         self._profile = profile
         self._microbatches = microbatches
         self._num_lanes = plan.num_lanes
-        self._load = Load(0, 0)
         self.num_microbatches = 0
-        """Of the latest step; 0 before the first."""
+        """Of the latest step that was noted; 0 before the first."""
         self.stages: StepStages | None = None
         """Where the time of the latest step went that was noted."""
 
@@ -96,32 +121,37 @@ class CapturedSteps:
         profile = LiveProfile(weights, RemoteTimes())
         fixed = plan.fixed_count
         microbatches = LiveMicrobatches(profile) if fixed is None else FixedMicrobatches(fixed)
-        return cls(graphs, StepTimer(), profile, microbatches, plan)
+        timers = [StepTimer() for _ in range(MAX_UNDER_WAY)]
+        return cls(graphs, timers, profile, microbatches, plan)
 
     @property
     def num_captures(self) -> int:
         """Graphs captured since the start."""
         return self._graphs.num_captures
 
-    def split(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-        """Deal the next step's rows out to its microbatches, one a lane."""
-        self._load = Load.of(chunks)
-        self.num_microbatches = self._microbatches.choose(self._load)
-        return split(chunks, self.num_microbatches)
+    def split(self, chunks: Sequence[Chunk]) -> SplitStep:
+        """Deal the next step's rows out to its microbatches."""
+        load = Load.of(chunks)
+        parts = split(chunks, self._microbatches.choose(load))
+        return SplitStep(tuple(map(tuple, parts)), load)
 
-    def replay(self, parts: Sequence[Sequence[Chunk]], layout: LaneLayout) -> list[Tensor]:
-        """Enqueue the step that was split last; return the logits of each part's lane."""
-        rows = layout.graph_rows(max(map(len, parts)))
-        self._timer.begin()
-        logits = self._graphs.replay(lane_rows(len(parts), rows, num_lanes=self._num_lanes))
-        self._timer.end()
-        return logits
+    def replay(self, step: SplitStep, layout: LaneLayout) -> tuple[list[Tensor], Timer]:
+        """Enqueue a step; return the logits of each part's lane, and what times it."""
+        rows = layout.graph_rows(max(map(len, step.parts)))
+        timer = self._timers[0]
+        self._timers.rotate(-1)
+        # Both marks are in stream order: a step that waits behind another one is not timed while it waits.
+        timer.begin()
+        logits = self._graphs.replay(lane_rows(len(step.parts), rows, num_lanes=self._num_lanes))
+        timer.end()
+        return logits, timer
 
-    def note(self) -> None:
-        """Take note of the step, which is done."""
-        seconds = self._timer.seconds
-        self._microbatches.observe(self.num_microbatches, self._load, seconds)
-        self.stages = self._profile.explain(self.num_microbatches, self._load, seconds)
+    def note(self, step: SplitStep, timer: Timer) -> None:
+        """Take note of a step that is done."""
+        seconds = timer.seconds
+        self.num_microbatches = len(step.parts)
+        self._microbatches.observe(self.num_microbatches, step.load, seconds)
+        self.stages = self._profile.explain(self.num_microbatches, step.load, seconds)
 
 
 def lane_rows(num_parts: int, num_rows: int, *, num_lanes: int) -> tuple[int, ...]:

@@ -55,10 +55,10 @@ class LaneRoutes:
         """
         nodes: dict[str, NodeRows] = {}
         for row, chunk in enumerate(chunks):
-            sequence = chunk.sequence
+            sequence, route = chunk.sequence, chunk.route
             (write,) = chunk.writes
-            for node_id in dict.fromkeys((*sequence.route.node_ids, write.node_id)):
-                num_held = sequence.route.num_tokens_on(node_id)
+            for node_id in dict.fromkeys((*route.node_ids, write.node_id)):
+                num_held = route.num_tokens_on(node_id)
                 if num_held or (tail_attends and node_id == write.node_id):
                     share = nodes.setdefault(node_id, NodeRows())
                     share.plan.append((sequence.sequence_id, 1, num_held))

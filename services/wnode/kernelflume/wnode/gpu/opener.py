@@ -53,23 +53,27 @@ def make_graph_runner(
     path = "host" if settings.data_path == "host" else "device"
     try:
         _check(decoder.device, geometry, path)
-        from kernelflume.wnode.gpu.device_stage import QueryFirst  # noqa: PLC0415 - needs what was looked for
+        from kernelflume.wnode.gpu.captured_steps import CapturedSteps  # noqa: PLC0415 - needs what was looked for
+        from kernelflume.wnode.gpu.device_stage import QueryFirst  # noqa: PLC0415
         from kernelflume.wnode.gpu.graph_runner import GraphRunner  # noqa: PLC0415
         from kernelflume.wnode.gpu.lane import LaneBuffers  # noqa: PLC0415
+        from kernelflume.wnode.gpu.step_stream import CudaStepStream  # noqa: PLC0415
 
         plan = LanePlan.of(settings.microbatches, settings.max_num_seqs)
         layout = LaneLayout(geometry, plan.max_rows)
         lanes = [
             LaneBuffers.allocate(geometry, layout.max_rows, decoder.device) for _ in range(plan.num_lanes)
         ]
+        exchange = _make_exchange(path, lanes, layout, transport=transport, clock=clock, settings=settings)
         return GraphRunner(
-            decoder=decoder,
+            steps=CapturedSteps.capture(decoder, geometry, lanes, exchange.stages, plan),
+            stream=CudaStepStream(exchange.stream),
             layout=layout,
             lanes=lanes,
-            exchange=_make_exchange(path, lanes, layout, transport=transport, clock=clock, settings=settings),
+            exchange=exchange,
             links=links,
             clock=clock,
-            lane_plan=plan,
+            max_step_rows=plan.max_step_rows,
             query_first=QueryFirst(settings.query_first),
             timeout_s=settings.exchange_timeout_s,
             eos_token_ids=eos_token_ids,

@@ -1,7 +1,8 @@
 """The number of microbatches of the next step: predicted, tried, and checked against one microbatch. Pure.
 
-Steps count, not seconds. All times are compared as shares of what one microbatch was predicted to take at the
-load of each step, so that a load that moves meanwhile does no harm.
+Steps count, not seconds. A step may be chosen before the one ahead of it is observed. All times are compared
+as shares of what one microbatch was predicted to take at the load of each step, so that a load that moves
+meanwhile does no harm.
 
 - From one microbatch: the model says that a split gains ``LEAST_GAIN``, and the latest ``NUM_RECENT`` steps
   were of one microbatch at nearly this load. ``NUM_TRIED`` steps are split; the split stays if their median
@@ -139,7 +140,8 @@ class LiveMicrobatches:
         """See ``Microbatches``."""
         self._profile.observe(num_microbatches, load, seconds)
         sample = _Sample(load, seconds)
-        if self._phase is _Phase.SETTLED:
+        wanted = {_Phase.TRIAL: self._tried, _Phase.CHECK: 1}.get(self._phase)
+        if num_microbatches != wanted:  # also a step that was launched before the trial or check began
             if num_microbatches == self._settled:
                 self._recent.append(sample)
             return

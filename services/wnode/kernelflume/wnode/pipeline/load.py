@@ -25,7 +25,7 @@ class Load:
         """Return the load of a step of decode rows."""
         held: Counter[str] = Counter()
         for chunk in chunks:
-            for owned in chunk.sequence.route.ranges:
+            for owned in chunk.route.ranges:
                 held[owned.node_id] += owned.tokens.num_tokens
         return cls(len(chunks), max(held.values(), default=0))
 

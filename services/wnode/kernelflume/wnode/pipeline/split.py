@@ -32,5 +32,4 @@ def split(chunks: Sequence[Chunk], num_parts: int) -> list[list[Chunk]]:
 
 
 def _rank(chunk: Chunk) -> tuple[list[str], int]:
-    sequence = chunk.sequence
-    return sorted(sequence.route.node_ids), -sequence.num_computed
+    return sorted(chunk.route.node_ids), -chunk.start
