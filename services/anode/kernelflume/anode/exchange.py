@@ -383,7 +383,7 @@ class Exchange:
         driven = link.driven
         if driven is not None:
             self._await(link, lambda: driven.can_launch(notice.step))
-        answer = launch_step(link, notice, self._pool, before_copy=functools.partial(self._await_all, link))
+        answer = launch_step(link, notice, self._pool)
         if answer.status is wire.RowStatus.OK:
             self._queries_served += link.layout.geometry.num_layers
             self._tokens_appended += len(link.stored[-1].positions)

@@ -24,6 +24,9 @@ class DevicePages:
         self.num_pages = num_pages
         shape = (geometry.num_layers, num_pages, 2, page_tokens, geometry.num_kv_heads, geometry.head_dim)
         self.pages = torch.zeros(shape, dtype=getattr(torch, geometry.kv_dtype), device=device)
+        for num_tokens in {1, page_tokens - 1} - {0}:
+            # A kernel is loaded when it first runs, which waits for the device: not while steps are under way.
+            self.copy(0, 0, num_tokens)
 
     @property
     def layer_bytes(self) -> int:

@@ -16,8 +16,6 @@ from kernelflume.core.errors import HandshakeError, KvPoolExhaustedError
 from kernelflume.transport.wire import RowStatus, Step, Stepped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.anode.links import Link
     from kernelflume.transport.wire import LaneStep
@@ -25,15 +23,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def launch_step(link: Link, step: Step, pool: KvPool, *, before_copy: Callable[[], None]) -> Stepped:
+def launch_step(link: Link, step: Step, pool: KvPool) -> Stepped:
     """Give what a step stores its slots, plan its attention, and launch both behind waits.
 
     Args:
         link: the weight node's.
         step: what it announced.
         pool: where the sequences lie.
-        before_copy: called before a page is copied, which this thread waits for: ends the steps under way
-            that may wait for this thread.
 
     Returns:
         The answer: MISMATCH, and nothing was launched, when other tokens are held than planned.
@@ -51,7 +47,7 @@ def launch_step(link: Link, step: Step, pool: KvPool, *, before_copy: Callable[[
     for lane in step.lanes:
         if max(len(lane.plan), len(lane.entries)) > device.layout.max_rows:
             raise HandshakeError(f"a step of more than {device.layout.max_rows} rows")
-        _own_last_pages(link, lane, pool, before_copy)
+        _own_last_pages(link, lane, pool)
         if device.files_in_layer:
             # Keys and values that come in every layer are part of the step's attention.
             slots = _take_slots(link, lane, pool, failed)
@@ -86,15 +82,15 @@ def retract_step(link: Link, step: int, pool: KvPool) -> None:
                 del link.sequences[sequence_id]
 
 
-def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool, before_copy: Callable[[], None]) -> None:
+def _own_last_pages(link: Link, lane: LaneStep, pool: KvPool) -> None:
     """Copy the pages that what is stored would be the first to copy: the step is to read the copies.
 
     The others that hold such a page may end while the step is under way, and another sequence write there.
+    Copies wait for no step: those under way may need other nodes, which wait here for a step of this one.
     """
     for sequence_id, _, _ in lane.entries.tolist():
         sequence = link.sequences.get(sequence_id)
         if sequence is not None and pool.must_copy(sequence):
-            before_copy()
             with suppress(KvPoolExhaustedError):  # its row finds no slot either, and is told to have failed
                 pool.own_last(sequence)
 
