@@ -25,7 +25,7 @@ class DevicePages:
         shape = (geometry.num_layers, num_pages, 2, page_tokens, geometry.num_kv_heads, geometry.head_dim)
         self.pages = torch.zeros(shape, dtype=getattr(torch, geometry.kv_dtype), device=device)
         for num_tokens in {1, page_tokens - 1} - {0}:
-            # A kernel is loaded when it first runs, which waits for the device: not while steps are under way.
+            # A kernel is loaded when it first runs, and that waits for the device: not while a step runs.
             self.copy(0, 0, num_tokens)
 
     @property
