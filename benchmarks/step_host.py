@@ -235,12 +235,10 @@ class Rig:
             GEOMETRY, page_tokens=PAGE_TOKENS, num_bytes=num_pages * PAGE_TOKENS * GEOMETRY.token_bytes
         )
         doorbell = mock.Mock(spec=Doorbell, ring_peer=lambda _: True)
-        self.exchange = Exchange(
-            transport=self.attention, doorbell=doorbell, pool=pool, kernel=mock.Mock(), clock=clock
-        )
+        self.exchange = Exchange(transport=self.attention, doorbell=doorbell, pool=pool, clock=clock)
         device = AttentionDevice(layout, plan.num_lanes, num_pages)
         peer = AttentionLink(
-            "w#1", layout=layout, buffers=[cast("Any", mock.Mock())], plans=[], doorbell=None,
+            "w#1", layout=layout, buffers=[cast("Any", mock.Mock())], plans=[], kernels=[], doorbell=None,
             device=cast("Any", device),
         )  # fmt: skip
         self.exchange._links["w#1"] = peer  # noqa: SLF001 - a link without a handshake

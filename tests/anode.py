@@ -20,6 +20,7 @@ from kernelflume.transport.memory import allocate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kernelflume.anode.kernels import AttentionKernel, Share, StepAttention
     from kernelflume.core.regions import MemoryRegion
     from kernelflume.core.retention import Pinning
     from kernelflume.transport.base import WritePlan
@@ -34,6 +35,37 @@ GEOMETRY = KvGeometry(
     dtype="float32",
     kv_dtype="float32",
 )
+
+
+class OnePlanKernel:
+    """A kernel whose next plan ends the one before, as ``AttentionKernel.plan`` says it may."""
+
+    def __init__(self, kernel: AttentionKernel) -> None:
+        self._kernel = kernel
+        self._num_plans = 0
+
+    def plan(self, queries: torch.Tensor, shares: Sequence[Share]) -> StepAttention:
+        self._num_plans += 1
+        return OnePlanStep(self, self._num_plans, self._kernel.plan(queries, shares))
+
+    def apart(self) -> OnePlanKernel:
+        return OnePlanKernel(self._kernel.apart())
+
+    def check(self, plan: int) -> None:
+        assert plan == self._num_plans, "this kernel has planned another step since"
+
+
+class OnePlanStep:
+    """A plan of ``OnePlanKernel``."""
+
+    def __init__(self, kernel: OnePlanKernel, plan: int, attention: StepAttention) -> None:
+        self._kernel = kernel
+        self._plan = plan
+        self._attention = attention
+
+    def run(self, layer: int, into: Partial) -> None:
+        self._kernel.check(self._plan)
+        self._attention.run(layer, into)
 
 
 def with_dtypes(dtype: str, kv_dtype: str | None = None) -> KvGeometry:

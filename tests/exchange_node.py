@@ -16,7 +16,7 @@ from kernelflume.runtime.clock import ManualClock
 from kernelflume.tensor.reference import dense_attention
 from kernelflume.transport import wire
 from kernelflume.transport.loopback import LoopbackNetwork, LoopbackTransport
-from tests.anode import GEOMETRY, SilentDoorbell, Tokens, WeightNode
+from tests.anode import GEOMETRY, OnePlanKernel, SilentDoorbell, Tokens, WeightNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +50,11 @@ class Node:
             num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes,
             blocks=BlockIndex(self.clock, is_cache=is_cache, ttl_s=ttl_s, pinned_share=pinned_share),
         )
+        self.kernel = OnePlanKernel(choose_kernel("auto", self.pool))
         self.exchange = Exchange(
             transport=self.transport,
             doorbell=cast("Doorbell", self.doorbell),
             pool=self.pool,
-            kernel=choose_kernel("auto", self.pool),
             clock=self.clock,
         )
 
@@ -75,7 +75,9 @@ class Node:
             doorbell_address="127.0.0.1:7",
         )
         self.exchange.replace(name)
-        connected = self.exchange.adopt(prepare_link(order, self.geometry, self.transport, self.pool.device))
+        connected = self.exchange.adopt(
+            prepare_link(order, self.geometry, self.transport, self.pool.device, kernel=self.kernel)
+        )
         node.connect("a#1", connected.metadata, connected.query_regions, connected.append_regions)
 
     def turn(self) -> None:

@@ -53,6 +53,7 @@ from kernelflume.wnode.prefix_cache import PrefixCache
 from kernelflume.wnode.reporter import Reporter
 from kernelflume.wnode.request_keys import RequestKeys
 from kernelflume.wnode.scheduler import BatchLimits, Scheduler
+from tests.anode import OnePlanKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,11 +110,11 @@ class LocalAttentionNode:
             num_bytes=num_pages * PAGE_TOKENS * geometry.token_bytes,
             blocks=BlockIndex(clock, pinned_share=pinned_share),
         )
+        self.kernel = OnePlanKernel(choose_kernel("torch", self.pool))
         self.exchange = Exchange(
             transport=self.transport,
             doorbell=self.doorbell,
             pool=self.pool,
-            kernel=choose_kernel("torch", self.pool),
             clock=clock,
         )
         self._waiter = Waiter(self.transport, self.doorbell, clock, WaitPolicy())
@@ -142,7 +143,14 @@ class LocalAttentionNode:
             device_lanes=offer.device_lanes,
         )
         connected = self.exchange.adopt(
-            prepare_link(order, self.geometry, self.transport, self.pool.device, self.open_device_link)
+            prepare_link(
+                order,
+                self.geometry,
+                self.transport,
+                self.pool.device,
+                kernel=self.kernel,
+                open_device_link=self.open_device_link,
+            )
         )
         return LinkAnswer(
             handshake=self.handshake,

@@ -107,7 +107,6 @@ class Node:
             transport=self.transport,
             doorbell=cast("Doorbell", SilentDoorbell()),
             pool=self.pool,
-            kernel=choose_kernel("auto", self.pool),
             clock=self.clock,
         )
         self.weights: dict[str, LoopbackTransport] = {}
@@ -123,6 +122,7 @@ class Node:
                 layout=LAYOUT,
                 buffers=[LaneBuffers(LAYOUT, self.transport, self.pool.device)],
                 plans=[],
+                kernels=[choose_kernel("auto", self.pool)],
                 doorbell=None,
                 device=self.lanes[name],
             )

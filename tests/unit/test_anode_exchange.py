@@ -53,6 +53,27 @@ def test_attention_equals_the_oracle_over_ragged_sequences(
         assert partial.out[7:].eq(0).all()
 
 
+@pytest.mark.parametrize(("names", "num_lanes"), [(("w#1", "v#1"), 1), (("w#1",), 2)])
+def test_steps_that_take_turns_layer_by_layer_keep_their_own_plans(
+    names: tuple[str, ...], num_lanes: int
+) -> None:
+    """Those of two weight nodes, and of two microbatches of one."""
+    node = Node()
+    weights = {name: node.link(name, num_lanes=num_lanes) for name in names}
+    lanes = [(weight, lane) for weight in weights.values() for lane in range(num_lanes)]
+    held = [store(node, weight, 5 + number, 3 + 4 * number) for number, (weight, _) in enumerate(lanes)]
+    for layer in range(node.geometry.num_layers):
+        for number, (weight, lane) in enumerate(lanes):
+            num_rows, num_tokens = 1 + number, held[number].num_tokens
+            queries = queries_of(node.geometry, num_rows, seed=number)[layer]
+            plan = [(5 + number, num_rows, num_tokens)] if layer == 0 else []
+            weight.query(queries, layer=layer, step=9, lane=lane, plan=plan)
+            node.turn()
+            [answer] = weight.poll()
+            assert cast("wire.Partial", answer).status is wire.RowStatus.OK
+            check_layer(weight, queries, [(num_rows, held[number])], layer, lane=lane)
+
+
 def test_a_sequence_grows_token_by_token_over_steps() -> None:
     node = Node()
     weight = node.link()
@@ -456,7 +477,7 @@ def test_an_unusable_doorbell_address_refuses_the_link() -> None:
         partial_regions=weight.partial_regions, doorbell_address="nowhere",
     )  # fmt: skip
     with pytest.raises(HandshakeError, match="doorbell address 'nowhere'"):
-        prepare_link(order, node.geometry, node.transport, node.pool.device)
+        prepare_link(order, node.geometry, node.transport, node.pool.device, kernel=node.kernel)
 
 
 def test_a_link_that_cannot_be_prepared_leaves_nothing_registered() -> None:
@@ -467,7 +488,7 @@ def test_a_link_that_cannot_be_prepared_leaves_nothing_registered() -> None:
         partial_regions=weight.partial_regions, doorbell_address="",
     )  # fmt: skip
     with pytest.raises(HandshakeError, match="not that of w#1"):
-        prepare_link(order, node.geometry, node.transport, node.pool.device)
+        prepare_link(order, node.geometry, node.transport, node.pool.device, kernel=node.kernel)
     assert node.transport._regions == {}
 
 

@@ -144,6 +144,9 @@ def test_the_self_test_finds_a_kernel_that_computes_something_else(wrong: float)
             assert isinstance(shares, list)
             return WrongStep(queries, shares)
 
+        def apart(self) -> WrongKernel:
+            return self
+
     pool = small_pool()
     with pytest.raises(UnavailableError, match="self-test: attention differs"):
         check_kernel(WrongKernel(), pool)

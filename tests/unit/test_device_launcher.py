@@ -52,7 +52,15 @@ class Node:
     def __init__(self, *, num_pages: int = 8, **device: Any) -> None:
         self.pool = KvPool(GEOMETRY, page_tokens=4, num_bytes=num_pages * 4 * GEOMETRY.token_bytes)
         self.device = FakeDevice(**device)
-        self.link = Link("w#1", layout=LAYOUT, buffers=[], plans=[], doorbell=None, device=self.device)  # type: ignore[arg-type]
+        self.link = Link(
+            "w#1",
+            layout=LAYOUT,
+            buffers=[],
+            plans=[],
+            kernels=[],
+            doorbell=None,
+            device=self.device,  # type: ignore[arg-type]
+        )
 
     def step(self, number: int, plan: list[tuple[int, int]], stored: list[tuple[int, int]]) -> Any:
         """Launch a step of (sequence, tokens held) rows that stores (sequence, position) rows."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from kernelflume.anode.control import PageListing
-    from kernelflume.anode.kernels import AttentionKernel, StepAttention
+    from kernelflume.anode.kernels import StepAttention
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.anode.lane import LaneBuffers
     from kernelflume.anode.links import Link
@@ -63,13 +63,10 @@ _NO_END = 1 << 32
 class Exchange:
     """All links of one attention node. Owned by the thread that owns the transport."""
 
-    def __init__(
-        self, *, transport: Transport, doorbell: Doorbell, pool: KvPool, kernel: AttentionKernel, clock: Clock
-    ) -> None:
+    def __init__(self, *, transport: Transport, doorbell: Doorbell, pool: KvPool, clock: Clock) -> None:
         self._transport = transport
         self._doorbell = doorbell
         self._pool = pool
-        self._kernel = kernel
         self._clock = clock
         self._blocks = BlockNotices(pool)
         self._scans = ScanMeter(num_layers=pool.geometry.num_layers)
@@ -332,7 +329,7 @@ class Exchange:
                 return None
             shares.append(Share(num_rows, sequence if sequence is not None else HeldSequence()))
         num_rows = sum(share.num_rows for share in shares)
-        return self._kernel.plan(link.buffers[index].queries[:num_rows], shares)
+        return link.kernels[index].plan(link.buffers[index].queries[:num_rows], shares)
 
     def _countable_bytes(self, query: wire.Query) -> int:
         """Return the bytes that a layer of a planned step reads, 0 where they are not worth timing."""

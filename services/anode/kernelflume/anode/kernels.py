@@ -52,6 +52,16 @@ class AttentionKernel(Protocol):
         Args:
             queries: [num_rows, num_query_heads, head_dim]; read again at every ``run``.
             shares: whose rows those are, in order; together they have ``num_rows`` rows.
+
+        Returns:
+            What holds until this kernel's next plan, and no longer.
+        """
+        ...
+
+    def apart(self) -> AttentionKernel:
+        """Return a kernel over the same tokens whose plans and this one's leave each other alone.
+
+        Lanes take turns layer by layer, those of one weight node and of several: each needs its own.
         """
         ...
 
@@ -82,6 +92,10 @@ class TorchKernel:
         """Prepare a step; see ``AttentionKernel.plan``."""
         views = [tuple(self._pages.view(extent) for extent in share.sequence.extents) for share in shares]
         return TorchStep(queries, [share.num_rows for share in shares], views, self._num_kv_heads)
+
+    def apart(self) -> TorchKernel:
+        """Return this kernel, whose plans share nothing."""
+        return self
 
 
 class TorchStep:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from kernelflume.anode.control import ConnectOrder
     from kernelflume.anode.gpu.graph_link import GraphLink
+    from kernelflume.anode.kernels import AttentionKernel
     from kernelflume.anode.kvpool import KvPool
     from kernelflume.core.geometry import KvGeometry
     from kernelflume.core.regions import DeviceLanes
@@ -68,6 +69,7 @@ class Link:
         layout: LaneLayout,
         buffers: list[LaneBuffers],
         plans: list[WritePlan],
+        kernels: list[AttentionKernel],
         doorbell: str | None,
         device: GraphLink | None = None,
     ) -> None:
@@ -77,6 +79,8 @@ class Link:
         self.buffers = buffers
         self.plans = plans
         """Writes of partials, one plan a lane."""
+        self.kernels = kernels
+        """What attends to a lane's queries, one a lane: their steps take turns."""
         self.doorbell = doorbell
         self.device = device
         """Lanes whose steps run as captured graphs, if there are any."""
@@ -232,11 +236,14 @@ def prepare_link(
     geometry: KvGeometry,
     transport: Transport,
     device: torch.device,
+    *,
+    kernel: AttentionKernel,
     open_device_link: Callable[[DeviceLanes], GraphLink | None] | None = None,
 ) -> Link:
     """Allocate and register lanes, connect, and prepare every write. May run beside the step loop.
 
-    ``open_device_link`` makes the lanes that captured graphs exchange through, where this node can have some.
+    ``kernel`` is the node's, of which each lane gets one ``apart``. ``open_device_link`` makes the lanes that
+    captured graphs exchange through, where this node can have some.
 
     Raises:
         UnavailableError: the lanes do not fit the machine's memory, or the peer vanished meanwhile.
@@ -270,7 +277,13 @@ def prepare_link(
             raise UnavailableError(str(error)) from error
         raise
     return Link(
-        order.weight_node, layout=layout, buffers=buffers, plans=plans, doorbell=bell, device=device_link
+        order.weight_node,
+        layout=layout,
+        buffers=buffers,
+        plans=plans,
+        kernels=[kernel.apart() for _ in buffers],
+        doorbell=bell,
+        device=device_link,
     )
 
 

@@ -76,6 +76,7 @@ class Worker:
         doorbell: Doorbell,
         waiter: Waiter,
         pool: KvPool,
+        kernel: AttentionKernel,
         clock: Clock,
         open_device_link: Callable[[DeviceLanes], GraphLink | None] | None = None,
     ) -> None:
@@ -86,6 +87,7 @@ class Worker:
         self._doorbell = doorbell
         self._waiter = waiter
         self._pool = pool
+        self._kernel = kernel
         self._clock = clock
         # A thread begins on the first GPU, whichever this node's is.
         self._preparer = ThreadPoolExecutor(
@@ -133,7 +135,8 @@ class Worker:
                 self._pool.geometry,
                 self._transport,
                 self._pool.device,
-                self._open_device_link,
+                kernel=self._kernel,
+                open_device_link=self._open_device_link,
             )
             bell = parse_address(self._doorbell.address)
             future.add_done_callback(lambda _: self._doorbell.ring(bell))
@@ -208,7 +211,7 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
         pool_s=has_pool - has_transport,
         self_test_s=clock.now() - has_pool,
     )
-    exchange = Exchange(transport=transport, doorbell=doorbell, pool=pool, kernel=kernel, clock=clock)
+    exchange = Exchange(transport=transport, doorbell=doorbell, pool=pool, clock=clock)
     worker = Worker(
         control=control,
         exchange=exchange,
@@ -216,6 +219,7 @@ def start(config: WorkerConfig, control: Connection) -> Worker:
         doorbell=doorbell,
         waiter=Waiter(transport, doorbell, clock, config.wait),
         pool=pool,
+        kernel=kernel,
         clock=clock,
         open_device_link=device_link_opener(pool, transport),
     )

@@ -74,11 +74,14 @@ def workspace_bytes(geometry: KvGeometry, max_rows: int, num_processors: int) ->
 class FlashInferKernel:
     """FlashInfer's paged prefill without a mask: every token held is older than every row."""
 
-    def __init__(self, pages: DevicePages) -> None:
+    def __init__(self, pages: DevicePages, workspace: torch.Tensor | None = None) -> None:
+        """Prepare for plans; ``workspace`` is shared with kernels whose layers run on the same stream."""
         import flashinfer  # noqa: PLC0415 - optional dependency, looked for by the caller
 
         self._pages = pages
-        workspace = allocate_workspace(pages.pages.device, pages.geometry, max_rows=1)
+        if workspace is None:
+            workspace = allocate_workspace(pages.pages.device, pages.geometry, max_rows=1)
+        self._workspace = workspace
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
 
     def plan(self, queries: torch.Tensor, shares: Sequence[Share]) -> FlashInferStep:
@@ -100,6 +103,10 @@ class FlashInferKernel:
             kv_data_type=getattr(torch, geometry.kv_dtype),
         )
         return FlashInferStep(self._wrapper, self._pages, queries)
+
+    def apart(self) -> FlashInferKernel:
+        """Return one with a plan of its own; see ``AttentionKernel.apart``. May run beside the step loop."""
+        return FlashInferKernel(self._pages, self._workspace)
 
 
 class FlashInferStep:
@@ -133,6 +140,10 @@ class TorchDeviceKernel:
             for rows, held in zip(split, (share.sequence for share in shares), strict=True)
         ]
         return TorchDeviceStep(self._pages, parts)
+
+    def apart(self) -> TorchDeviceKernel:
+        """Return this kernel, whose plans share nothing."""
+        return self
 
 
 class TorchDeviceStep:
