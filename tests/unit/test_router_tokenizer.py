@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.router_parts import BOS_ID, TEMPLATE, byte_level_tokenizer, write_model
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders
+from tokenizers import decoders, normalizers
 from tokenizers.models import BPE
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
@@ -54,6 +54,31 @@ async def test_a_long_text_gives_the_same_ids_as_a_short_one_would(tokenizer: To
 async def test_a_text_that_cannot_fit_is_refused_unread(tokenizer: Tokenizer) -> None:
     with pytest.raises(ContextLengthError):
         await tokenizer.encode("a" * 100_000, add_special_tokens=False, max_tokens=10)
+
+
+async def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = byte_level_tokenizer()
+    plain.normalizer = normalizers.NFC()  # so that its characters alone tell nothing
+    tokenizer = Tokenizer(plain, executor=executor)
+    read: list[int] = []
+    encode = tokenizer._encode
+
+    def noting(text: str, *, add_special_tokens: bool) -> list[int]:
+        read.append(len(text))
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "_encode", noting)
+    text = "1" * 100_000
+    for owner in (None, ""):
+        with pytest.raises(ContextLengthError, match="the first 4000 of 100000 characters of text have 4000"):
+            await tokenizer.encode(text, add_special_tokens=False, max_tokens=1_000, owner=owner)
+    assert read == [4_000, 4_000]
+    # Not the shorter beginnings, but a longer one.
+    with pytest.raises(ContextLengthError, match="the first 16000 of 100000"):
+        await tokenizer.encode(text, add_special_tokens=False, max_tokens=4_000)
+    assert len(await tokenizer.encode(text, add_special_tokens=False, max_tokens=50_000)) == len(text)
 
 
 async def test_a_final_message_is_continued(tokenizer: Tokenizer) -> None:

@@ -33,6 +33,11 @@ _LONG_SPLIT_CHARS = 16 * LONG_TEXT_CHARS
 _KEPT_BYTES = 32 * 1024 * 1024
 """Of texts between special tokens, with their ids."""
 
+_MANY_CHARS = 8
+"""Characters for each token that a text may have, from which on its beginning is looked at first."""
+_FEW_CHARS = 4
+"""The same of that beginning."""
+
 _TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 _RESERVED_TEMPLATE_NAMES = frozenset(
     {
@@ -156,7 +161,7 @@ class Tokenizer:
         Args:
             text: what to encode.
             add_special_tokens: add those that the model wants around a text, such as bos.
-            max_tokens: the text may be refused unread if it must have more than these.
+            max_tokens: the text may be refused, not read to its end, if it must have more than these.
             owner: whose other texts may have parts in common with it; None: look for none, and keep none.
 
         Raises:
@@ -168,6 +173,8 @@ class Tokenizer:
                 f"This model's maximum context length is {max_tokens} tokens, "
                 f"and {len(text)} characters of text do not fit it."
             )
+        if len(text) > _MANY_CHARS * max_tokens:
+            await self._run(len(text), partial(self._check_beginnings, text, max_tokens))
         splitter = self._splitter
         if owner is None or splitter is None or (add_special_tokens and self._adds_tokens):
             encode = partial(self._encode, text, add_special_tokens=add_special_tokens)
@@ -284,6 +291,22 @@ class Tokenizer:
         if num_chars < LONG_TEXT_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _check_beginnings(self, text: str, max_tokens: int) -> None:
+        """Refuse a text of which a beginning alone has far too many tokens: longer and longer ones are tried.
+
+        While it is tokenized a text takes some hundred times its size, three hundred where each character is
+        a token. That what follows halves the tokens of a beginning is out of the question.
+        """
+        num_chars = max(LONG_TEXT_CHARS, _FEW_CHARS * max_tokens)
+        while num_chars < len(text):
+            num_tokens = len(self._encode(text[:num_chars], add_special_tokens=False))
+            if num_tokens > 2 * max_tokens:
+                raise ContextLengthError(
+                    f"This model's maximum context length is {max_tokens} tokens, "
+                    f"and the first {num_chars} of {len(text)} characters of text have {num_tokens}."
+                )
+            num_chars *= 2
 
     def _part(self, text: str, splitter: Splitter, owner: str) -> _Parted:
         """Split a text, and find what is known of its parts."""
