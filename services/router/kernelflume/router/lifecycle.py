@@ -36,6 +36,7 @@ from kernelflume.router.tokens import TokenEndpoints
 from kernelflume.router.tools.registry import choose_format
 from kernelflume.router.ui.mount import mount_page
 from kernelflume.router.weightnodes import WeightNodes
+from kernelflume.router.workers import Workers
 from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.tracing import TRACES_GRACE_S, open_tracer
@@ -76,8 +77,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         checkpoint = await loop.run_in_executor(
             executor, lambda: resolve(settings.model, dummy_seed=settings.dummy_seed)
         )
+        workers = Workers(executor, timeout_s=settings.body_timeout)
         tokenizer = await loop.run_in_executor(
-            executor, lambda: Tokenizer.load(checkpoint.path, executor=executor)
+            executor, lambda: Tokenizer.load(checkpoint.path, workers=workers)
         )
         tracer = open_tracer(settings.tracing, service="router", instance=socket.gethostname())
         store = None
@@ -101,7 +103,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 nodes=nodes,
                 channels=channels,
                 store=store,
-                executor=executor,
+                workers=workers,
                 tracer=tracer,
             )
         finally:
@@ -120,7 +122,7 @@ async def _serve(
     nodes: WeightNodes,
     channels: Channels,
     store: RedisStore | None,
-    executor: ThreadPoolExecutor,
+    workers: Workers,
     tracer: Tracer,
 ) -> None:
     clock = MonotonicClock()
@@ -142,7 +144,7 @@ async def _serve(
         max_model_len=settings.max_model_len,
         max_choices=settings.max_choices,
         tool_format=choose_format(settings.tool_call_parser, tokenizer.tool_template),
-        executor=executor,
+        workers=workers,
     )
     roster = Roster()
     dispatcher = Dispatcher(

@@ -193,9 +193,10 @@ class RouterSettings(ServiceSettings):
     """Largest request body in bytes; two million token ids fit."""
     max_bodies_size: ByteSize = 64 * 1024 * 1024
     """Bytes of all bodies over 64 KiB that are read, checked and tokenized at once; more wait unread, within
-    `body_timeout`. What is made of a body takes up to some 20 times its size."""
+    `body_timeout`. What is read from a body takes up to some 20 times its size."""
     body_timeout: float = Field(default=60.0, gt=0.0)
-    """Seconds in which a request's body must have arrived."""
+    """Seconds in which a request's body must have arrived; and a large one be parsed, and a long text of it
+    be tokenized, each."""
     request_timeout: float = Field(default=3600.0, gt=0.0)
     """Seconds in which a request must have ended, its time in queues included."""
     stall_timeout: float = Field(default=300.0, gt=0.0)

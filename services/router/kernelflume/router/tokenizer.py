@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from kernelflume.router.segments import SegmentCache, Splitter, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from kernelflume.router.segments import Segment
+    from kernelflume.router.workers import Workers
 
 LONG_TEXT_CHARS = 2000
 """Texts from here on go to a thread: half a millisecond of work, more than handing over costs."""
@@ -33,10 +32,14 @@ _LONG_SPLIT_CHARS = 16 * LONG_TEXT_CHARS
 _KEPT_BYTES = 32 * 1024 * 1024
 """Of texts between special tokens, with their ids."""
 
-_MANY_CHARS = 8
-"""Characters for each token that a text may have, from which on its beginning is looked at first."""
-_FEW_CHARS = 4
-"""The same of that beginning."""
+_PIECE_CHARS = 1 << 17
+"""Texts that may be far too long are counted in pieces of so many characters, which take some 50 MiB."""
+_LIKELY_CHARS = 8
+"""Characters a token: a text that needs more of them to fit the context is counted first."""
+_MAX_UNCOUNTED_CHARS = 1 << 20
+"""So is a longer text than this."""
+_CUT_TOKENS = 256
+"""A piece that is cut out of a text has at most so many tokens more than it has there."""
 
 _TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 _RESERVED_TEMPLATE_NAMES = frozenset(
@@ -89,7 +92,7 @@ class Tokenizer:
         self,
         tokenizer: FastTokenizer,
         *,
-        executor: Executor,
+        workers: Workers,
         chat_template: str | None = None,
         tool_template: str | None = None,
         template_tokens: Mapping[str, str] | None = None,
@@ -98,7 +101,7 @@ class Tokenizer:
 
         Args:
             tokenizer: the tokenizer itself; its truncation and padding are turned off.
-            executor: where long texts are worked on.
+            workers: do the work on long texts.
             chat_template: Jinja template of the model, if it is a chat model.
             tool_template: another one for conversations with tools, if the model has two.
             template_tokens: special tokens by the names that templates use (``bos_token`` ...).
@@ -106,7 +109,7 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._executor = executor
+        self._workers = workers
         self._chat_template = chat_template
         self._tool_template = tool_template or chat_template
         self._template_tokens = dict(template_tokens or {})
@@ -129,7 +132,7 @@ class Tokenizer:
         self._adds_tokens = tokenizer.num_special_tokens_to_add(False) > 0
 
     @classmethod
-    def load(cls, folder: Path, *, executor: Executor) -> Tokenizer:
+    def load(cls, folder: Path, *, workers: Workers) -> Tokenizer:
         """Load from a folder in Hugging Face layout.
 
         Raises:
@@ -147,7 +150,7 @@ class Tokenizer:
         tokens = {name: _token_text(config.get(name)) for name in _TEMPLATE_TOKENS}
         return cls(
             tokenizer,
-            executor=executor,
+            workers=workers,
             chat_template=template,
             tool_template=_template(config.get("chat_template"), "tool_use"),
             template_tokens={name: text for name, text in tokens.items() if text is not None},
@@ -166,6 +169,7 @@ class Tokenizer:
 
         Raises:
             ContextLengthError: the text is far too long.
+            OverloadedError: nobody came to work on it in time.
         """
         # A normalizer may shorten a text, so only without one do its characters bound its tokens from below.
         if self._tokenizer.normalizer is None and len(text) > max_tokens * self._longest_token_chars:
@@ -173,8 +177,8 @@ class Tokenizer:
                 f"This model's maximum context length is {max_tokens} tokens, "
                 f"and {len(text)} characters of text do not fit it."
             )
-        if len(text) > _MANY_CHARS * max_tokens:
-            await self._run(len(text), partial(self._check_beginnings, text, max_tokens))
+        if len(text) > max(_PIECE_CHARS, min(_LIKELY_CHARS * max_tokens, _MAX_UNCOUNTED_CHARS)):
+            await self._workers.run(partial(self._check_length, text, max_tokens))
         splitter = self._splitter
         if owner is None or splitter is None or (add_special_tokens and self._adds_tokens):
             encode = partial(self._encode, text, add_special_tokens=add_special_tokens)
@@ -290,23 +294,24 @@ class Tokenizer:
     async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
         if num_chars < LONG_TEXT_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self._workers.run(work)
 
-    def _check_beginnings(self, text: str, max_tokens: int) -> None:
-        """Refuse a text of which a beginning alone has far too many tokens: longer and longer ones are tried.
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        """Refuse a text that has more tokens than it may, without ever holding what is made of all of it.
 
-        While it is tokenized a text takes some hundred times its size, three hundred where each character is
-        a token. That what follows halves the tokens of a beginning is out of the question.
+        While a text is tokenized it takes some 60 to 300 times its size: the more, the more tokens it has.
         """
-        num_chars = max(LONG_TEXT_CHARS, _FEW_CHARS * max_tokens)
-        while num_chars < len(text):
-            num_tokens = len(self._encode(text[:num_chars], add_special_tokens=False))
-            if num_tokens > 2 * max_tokens:
+        num_tokens = 0
+        for begin in range(0, len(text), _PIECE_CHARS):
+            [encoding] = self._tokenizer.encode_batch_fast(
+                [text[begin : begin + _PIECE_CHARS]], add_special_tokens=False
+            )
+            num_tokens += len(encoding) - _CUT_TOKENS
+            if num_tokens > max_tokens:
                 raise ContextLengthError(
-                    f"This model's maximum context length is {max_tokens} tokens, "
-                    f"and the first {num_chars} of {len(text)} characters of text have {num_tokens}."
+                    f"This model's maximum context length is {max_tokens} tokens, and the first "
+                    f"{min(begin + _PIECE_CHARS, len(text))} of {len(text)} characters of text do not fit it."
                 )
-            num_chars *= 2
 
     def _part(self, text: str, splitter: Splitter, owner: str) -> _Parted:
         """Split a text, and find what is known of its parts."""
