@@ -124,7 +124,7 @@ class Gateway:
             raise
         handed_over = False
         try:
-            with self._bodies.enter() as place:
+            with self._bodies.enter(slot.tenant.tenant_id) as place:
                 raw = await read_json_body(
                     request,
                     place,

@@ -56,6 +56,9 @@ _LAST_WORDS_S = 2.0
 """Time for the errors of requests that shutdown ends to reach their clients."""
 _KEEP_ALIVE_S = 75
 _CERTIFICATES_INTERVAL_S = 5.0
+_MAX_WAITING_BODIES = 256
+"""Large bodies that wait for room, where there are no keys."""
+_MAX_WAITING_BODIES_OF_KEY = 32
 
 
 class _Server(uvicorn.Server):
@@ -160,7 +163,7 @@ async def _serve(
         ),
         stall_timeout_s=settings.stall_timeout,
     )
-    bodies = BodyRoom(settings.max_bodies_size)
+    bodies = _new_body_room(settings, metrics)
     gateway = Gateway(
         settings,
         intake=intake,
@@ -229,6 +232,18 @@ async def _serve(
             stopping.cancel()
             refreshing.cancel()
             await asyncio.gather(stopping, refreshing, return_exceptions=True)
+
+
+def _new_body_room(settings: RouterSettings, metrics: RouterMetrics) -> BodyRoom:
+    with_keys = settings.auth.enabled
+    return BodyRoom(
+        settings.max_bodies_size,
+        share_bytes=settings.key_bodies_size if with_keys else settings.max_bodies_size,
+        max_waiting=_MAX_WAITING_BODIES_OF_KEY if with_keys else _MAX_WAITING_BODIES,
+        # What is left of the time is for the body itself, which is taken in any case.
+        timeout_s=settings.body_timeout / 2,
+        metrics=metrics,
+    )
 
 
 async def _drain(admission: Admission, timeout_s: float) -> None:
