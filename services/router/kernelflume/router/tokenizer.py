@@ -29,6 +29,8 @@ LONG_TEXT_CHARS = 2000
 """Texts from here on go to a thread: half a millisecond of work, more than handing over costs."""
 _LONG_SPLIT_CHARS = 16 * LONG_TEXT_CHARS
 """The same for texts that only have to be split, as what lies between special tokens is known."""
+_PLAIN_VALUE_CHARS = 8
+"""What a value that is rendered counts for besides its text."""
 _KEPT_BYTES = 32 * 1024 * 1024
 """Of texts between special tokens, with their ids."""
 
@@ -239,7 +241,9 @@ class Tokenizer:
                 raise InvalidRequestError(message, parameter="messages") from error
             return str(texts[0])
 
-        return await self._run(len(str(tools)) + sum(len(str(message)) for message in messages), render)
+        if _is_long(messages, tools, template_kwargs):
+            return await self._workers.run(render)
+        return render()
 
     @property
     def tool_template(self) -> str | None:
@@ -364,6 +368,22 @@ class Tokenizer:
     def _byte_ids(self) -> frozenset[int]:
         names = (f"<0x{byte:02X}>" for byte in range(NUM_BYTES))
         return frozenset(number for number in map(self._tokenizer.token_to_id, names) if number is not None)
+
+
+def _is_long(*values: Any) -> bool:
+    """Tell whether plain data has the size of a long text, without looking at all of it."""
+    left = LONG_TEXT_CHARS
+    pending = list(values)
+    while pending and left > 0:
+        value = pending.pop()
+        left -= _PLAIN_VALUE_CHARS
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, dict | list):
+            left -= len(value)
+            if left > 0:
+                pending += value.values() if isinstance(value, dict) else value
+    return left <= 0
 
 
 def _read_json(path: Path) -> dict[str, Any]:
