@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernelflume.router.metrics import RouterMetrics
 
 SMALL_BODY_BYTES = 64 * 1024
-"""Bodies up to here need no room, so that none of them waits for a large one."""
+"""Bodies up to here need no room and no thread, so that none of them waits for a large one."""
 _RETRY_AFTER_S = 2.0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
 from kernelflume.core.sampling import FinishReason
+from kernelflume.router.bodyroom import SMALL_BODY_BYTES
 from kernelflume.router.choice import TOOL_CALLS
 from kernelflume.router.errors import ModelNotFoundError
 from kernelflume.router.formats import ChatFormat, CompletionFormat, ResponsesFormat
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions give a request that does not say how many tokens it wants."""
-_LARGE_BODY_BYTES = 64 * 1024
 
 R = TypeVar("R", bound=RequestBody)
 
@@ -219,7 +219,7 @@ class Intake:
             OverloadedError: it is large, and nobody came to read it in time.
             ModelNotFoundError: the model is another one.
         """
-        if len(raw) < _LARGE_BODY_BYTES:
+        if len(raw) <= SMALL_BODY_BYTES:
             body = parse(kind, raw)
         else:
             body = await self._workers.run(partial(parse, kind, raw))

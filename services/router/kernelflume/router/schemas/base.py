@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails
 
 _ABOUT = ("default", "description", "title")
+"""What a schema says that is no condition."""
 _UNION_BRANCHES = frozenset({"str", "int"})
 
 
@@ -61,9 +62,7 @@ class Strict(BaseModel):
 
 
 def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    about: JsonSchemaValue = {
-        key: schema[key] for key in ("default", "description", "title") if key in schema
-    }
+    about: JsonSchemaValue = {key: schema[key] for key in _ABOUT if key in schema}
     rest = {key: value for key, value in schema.items() if key not in about}
     branches = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
     if {"type": "null"} in branches or not rest:
