@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernelflume.core.errors import InvalidRequestError, OverloadedError
 from kernelflume.router.bodyroom import SMALL_BODY_BYTES
+from kernelflume.router.eager import within
 from kernelflume.router.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
 
 if TYPE_CHECKING:
@@ -33,20 +34,14 @@ async def read_json_body(request: Request, place: BodyPlace, *, max_bytes: int, 
         BodyTimeoutError: it was not complete in time.
         ClientGoneError: the client went away before its end.
     """
-    refusal: OverloadedError | None = None
     incoming = _IncomingBody(request)
     try:
-        async with asyncio.timeout(timeout_s):
-            try:
-                body = await incoming.read(max_bytes, place)
-            except OverloadedError as error:
-                refusal = error
-                await incoming.discard()
+        body = await within(timeout_s, incoming.read_or_refuse(max_bytes, place))
     except TimeoutError:
-        if refusal is None:
+        if incoming.refusal is None:
             raise BodyTimeoutError(f"the request's body did not arrive within {timeout_s:g} s") from None
-    if refusal is not None:
-        raise refusal
+    if incoming.refusal is not None:
+        raise incoming.refusal
     if body is None:
         raise BodyTooLargeError(f"the request's body has more than {max_bytes} bytes")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -78,6 +73,17 @@ class _IncomingBody:
         self._request = request
         self._num_bytes = 0
         self._is_complete = False
+        self.refusal: OverloadedError | None = None
+        """Why it was not read, once that is known."""
+
+    async def read_or_refuse(self, max_bytes: int, place: BodyPlace) -> bytes | None:
+        """Return it, or None if it is too large or refused; then the rest of it has been taken too."""
+        try:
+            return await self.read(max_bytes, place)
+        except OverloadedError as error:
+            self.refusal = error
+            await self.discard()
+            return None
 
     async def read(self, max_bytes: int, place: BodyPlace) -> bytes | None:
         """Return it, or None if it is too large; then the rest of it has been taken too."""

@@ -15,6 +15,7 @@ from kernelflume.router.loads import RunLoad
 from kernelflume.router.moves import MoveOrder, MoveOutcome, Moves
 from kernelflume.router.placement.balance import RunningChoice
 from kernelflume.router.placement.decision import MoveReason
+from kernelflume.router.prepared import Prepared
 from kernelflume.router.runs import RunSite
 from kernelflume.runtime.clock import Deadline
 
@@ -67,6 +68,7 @@ class Course:
         )
         self._generation: Generation | None = None
         """What receives the tokens, from the first one to the end."""
+        self._learning: Prepared[None] | None = None
         self._failed: set[str] = set()
         self._deadline = Deadline(parts.clock, parts.request_timeout_s)
         self._search = Deadline(parts.clock, parts.resume_timeout_s)
@@ -227,21 +229,26 @@ class Course:
         """Learn from the first token."""
         self._generation = generation
         self._parts.roster.add(self._job.request_id, self)
-        if self._decision is None or generation.site is None:
-            return
+        if self._decision is not None and generation.site is not None:
+            learn = partial(self._learn, generation, self._decision, generation.site.node_id)
+            self._learning = Prepared(learn)  # once the first token is on its way to the client
+
+    def _learn(self, generation: Generation, decision: Decision, node_id: str) -> None:
         parts, prompt, num_cached = self._parts, self._job.prompt, generation.num_cached_tokens
         num_tokens = len(prompt.token_ids)
         parts.metrics.count_prompt(
-            node_id=generation.site.node_id,
+            node_id=node_id,
             request_class=parts.placer.class_of(num_tokens - num_cached),
             num_tokens=num_tokens,
             num_cached_tokens=num_cached,
-            num_expected_tokens=self._decision.request.num_cached_tokens,
+            num_expected_tokens=decision.request.num_cached_tokens,
         )
         parts.placer.started(prompt, address=self._home, num_cached_tokens=num_cached)
 
     def ended(self, generation: Generation) -> None:
         """Learn from the whole."""
+        if self._learning is not None:
+            self._learning.get()
         self._generation = None
         self._parts.roster.remove(self._job.request_id)
         self._moves.forget()

@@ -210,11 +210,13 @@ class Generation:
             DeadlineError: none came in time.
             KernelFlumeError: the call failed before it.
         """
+        late = DeadlineError(f"no token came within {timeout_s:g} s")
+        # A third of the cost of a timeout, before every first token.
+        timer = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._started.wait()
-        except TimeoutError:
-            raise DeadlineError(f"no token came within {timeout_s:g} s") from None
+            await self._started.wait()
+        finally:
+            timer.cancel()
         if not self._was_started and self._error is not None:
             raise self._error
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.router.byte_level import NUM_BYTES, byte_alphabet, token_bytes
+from kernelflume.router.chat_template import ChatTemplate
 from kernelflume.router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from kernelflume.router.errors import ContextLengthError
 from kernelflume.router.segments import SegmentCache, Splitter, describe
@@ -112,8 +112,9 @@ class Tokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._workers = workers
-        self._chat_template = chat_template
-        self._tool_template = tool_template or chat_template
+        self._chat_template = None if chat_template is None else ChatTemplate(chat_template)
+        self._tool_source = tool_template or chat_template
+        self._tool_template = self._chat_template if tool_template is None else ChatTemplate(tool_template)
         self._template_tokens = dict(template_tokens or {})
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
@@ -226,20 +227,17 @@ class Tokenizer:
 
         def render() -> str:
             try:
-                texts, _ = render_jinja_template(
-                    [list(messages)],
+                return template.render(
+                    list(messages),
                     tools=tools,
-                    chat_template=template,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
-                    **self._template_tokens,
-                    **template_kwargs,
+                    variables={**self._template_tokens, **template_kwargs},
                 )
             except _TEMPLATE_FAILURES as error:
                 # The template is the model's own code; what it raises it raises about the conversation.
                 message = f"The chat template refused the conversation: {error}"
                 raise InvalidRequestError(message, parameter="messages") from error
-            return str(texts[0])
 
         if _is_long(messages, tools, template_kwargs):
             return await self._workers.run(render)
@@ -248,7 +246,7 @@ class Tokenizer:
     @property
     def tool_template(self) -> str | None:
         """The template of conversations with tools, if this is a chat model."""
-        return self._tool_template
+        return self._tool_source
 
     def token(self, token_id: int) -> str | None:
         """Return a token as the vocabulary writes it, or None if there is none with this id."""
