@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -197,8 +198,10 @@ async def latencies(ask: dict[str, Callable[[int], Any]], rounds: int) -> dict[s
     first: dict[str, list[float]] = defaultdict(list)
     whole: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 5):
-        # There and back, for whoever comes after its like finds more in the processor's caches.
-        for name, one in list(ask.items())[:: 1 if number % 2 else -1]:
+        # In another order each time, for whoever comes after its like finds more in the processor's caches.
+        order = list(ask.items())
+        random.Random(number).shuffle(order)
+        for name, one in order:
             heard = await one(number)
             if number >= 5:
                 first[name].append(1e3 * (heard.arrivals[0] - heard.asked_at))

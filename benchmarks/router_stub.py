@@ -52,12 +52,12 @@ class Ticker:
 class StubWeightNode(wnode_pb2_grpc.WeightNodeServicer):
     """Gives the first token at once and the others one a tick."""
 
-    def __init__(self, model: str, ticker: Ticker) -> None:
+    def __init__(self, model: str, ticker: Ticker, *, max_model_len: int) -> None:
         checkpoint = resolve(model)
         self._ticker = ticker
         self._card = wnode_pb2.ModelCard(
             geometry=common_pb2.KvGeometry(model_id=checkpoint.model_id, model_revision=checkpoint.revision),
-            max_model_len=8192,
+            max_model_len=max_model_len,
             vocab_size=checkpoint.config.vocab_size,
             eos_token_ids=checkpoint.config.eos_token_ids,
         )
@@ -208,10 +208,12 @@ async def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--grpc-port", type=int, required=True)
     parser.add_argument("--http-port", type=int, required=True)
+    parser.add_argument("--max-model-len", type=int, default=8192, help="context length that it tells")
     options = parser.parse_args()
     ticker = Ticker()
     server = Server(f"127.0.0.1:{options.grpc_port}", [SERVICE])
-    wnode_pb2_grpc.add_WeightNodeServicer_to_server(StubWeightNode(options.model, ticker), server.grpc_server)
+    node = StubWeightNode(options.model, ticker, max_model_len=options.max_model_len)
+    wnode_pb2_grpc.add_WeightNodeServicer_to_server(node, server.grpc_server)
     await server.start()
     await server.set_serving(serving=True)
     await asyncio.start_server(StubServer(ticker).serve, "127.0.0.1", options.http_port, backlog=1024)

@@ -257,6 +257,50 @@ async def test_requests_of_one_key_at_once_are_limited(model: Path, tmp_path: Pa
                 assert second.status_code == 200
 
 
+async def test_large_bodies_of_one_key_leave_room_for_those_of_others(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    slow, other = (keys("create", name, "--file", str(path)) for name in ("slow", "other"))
+    size = 1 << 17
+    large = json.dumps(BODY).encode().ljust(size)
+
+    is_sent = asyncio.Event()
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield large[: size // 2 + 4096]  # more than a small body, so that it takes its room
+        is_sent.set()
+        await asyncio.Event().wait()
+
+    async with (
+        weight_node(model, saying(LETTER)) as node,
+        router(
+            model,
+            [node],
+            auth={"keys_file": path},
+            max_body_size=size,
+            max_bodies_size=2 * size,
+            body_timeout=2.0,
+        ) as url,
+        httpx.AsyncClient(base_url=url, timeout=30, headers={"content-type": "application/json"}) as client,
+    ):
+        headers = {"content-length": str(size), **bearer(slow)}
+        holding = asyncio.create_task(client.post("/v1/completions", content=stalled(), headers=headers))
+        try:
+            await is_sent.wait()
+            await client.get("/health")  # whose answer comes after the router has read what was sent before
+            # The second would need more than the key's share: it waits for the first, in vain.
+            refused = await client.post("/v1/completions", content=large, headers=bearer(slow))
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "2"
+            assert "to be read" in refused.json()["error"]["message"]
+            taken = await client.post("/v1/completions", content=large, headers=bearer(other))
+            assert taken.status_code == 200, taken.text
+        finally:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+        metrics = (await client.get("/metrics")).text
+        assert 'kernelflume_router_refusals_total{reason="bodies_timeout"} 1.0' in metrics
+
+
 class Held:
     """A run that stops after its first token until it is told to go on."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from kernelflume.checkpoint.source import resolve
 from kernelflume.router.tokenizer import Tokenizer
+from kernelflume.router.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,8 @@ def both() -> Iterator[tuple[Tokenizer, Any]]:
 
     folder = resolve("smollm2").path
     with ThreadPoolExecutor(1) as executor:
-        yield Tokenizer.load(folder, executor=executor), PreTrainedTokenizerFast.from_pretrained(folder)
+        workers = Workers(executor, timeout_s=60.0)
+        yield Tokenizer.load(folder, workers=workers), PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, normalizers
 
 from kernelflume.router.detokenizer import BytesDetokenizer, WindowDetokenizer
 from kernelflume.router.tokenizer import Tokenizer as RouterTokenizer
+from kernelflume.router.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +38,9 @@ def byte_level_with_added_tokens() -> Tokenizer:
     return tokenizer
 
 
-EXECUTOR = ThreadPoolExecutor(1)
+WORKERS = Workers(ThreadPoolExecutor(1), timeout_s=60.0)
 TOKENIZERS = {"byte level": byte_level_with_added_tokens(), "llama 2": llama_2_tokenizer()}
-WRAPPED = {name: RouterTokenizer(tokenizer, executor=EXECUTOR) for name, tokenizer in TOKENIZERS.items()}
+WRAPPED = {name: RouterTokenizer(tokenizer, workers=WORKERS) for name, tokenizer in TOKENIZERS.items()}
 KINDS = {"byte level": BytesDetokenizer, "llama 2": WindowDetokenizer}
 
 

@@ -23,6 +23,7 @@ from tokenizers import (
 from kernelflume.router.segments import SegmentCache, Splitter, describe
 from kernelflume.router.tokenizer import LONG_TEXT_CHARS
 from kernelflume.router.tokenizer import Tokenizer as RouterTokenizer
+from kernelflume.router.workers import Workers
 
 SPECIAL = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
 LLAMA_3 = (
@@ -118,9 +119,9 @@ MAKERS = {
     "bert": bert,
     "unigram": unigram,
 }
-EXECUTOR = ThreadPoolExecutor(1)
+WORKERS = Workers(ThreadPoolExecutor(1), timeout_s=60.0)
 PLAIN = {name: make() for name, make in MAKERS.items()}
-WRAPPED = {name: RouterTokenizer(make(), executor=EXECUTOR) for name, make in MAKERS.items()}
+WRAPPED = {name: RouterTokenizer(make(), workers=WORKERS) for name, make in MAKERS.items()}
 
 BROKEN = ["<|im_", "start|>", "<|", "|>", "<", ">", "<|im_start|", "|im_end|>", "<|im_start<|im_end|>|>"]
 WORDS = [

@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from kernelflume.core.errors import LifecycleError
-from kernelflume.router.hand_over import TRANSITIONS, Move, MoveAct, MoveNews, MovePhase
+from kernelflume.router.hand_over import TRANSITIONS, MoveAct, MoveNews, MovePhase, MoveState
 
 
 def after(*news: MoveNews) -> tuple[MovePhase, list[MoveAct]]:
-    move = Move()
+    move = MoveState()
     acts = [move.take(one) for one in news]
     return move.phase, acts
 
@@ -60,7 +60,7 @@ def test_an_order_may_come_at_any_time_and_is_given_once() -> None:
 def test_at_every_moment_one_run_counts(length: int) -> None:
     """A model of the runs: whatever comes in whatever order, none is ever both gone and waited for."""
     for news in itertools.product(MoveNews, repeat=length):
-        move, has_source, has_target = Move(), True, False
+        move, has_source, has_target = MoveState(), True, False
         for one in news:
             if (move.phase, one) not in TRANSITIONS:
                 phase = move.phase

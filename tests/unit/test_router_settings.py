@@ -25,6 +25,11 @@ def test_lists_and_sizes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert settings.max_body_size == 1024 * 1024
 
 
+def test_a_key_may_have_half_of_what_is_read_of_large_bodies_but_one_of_any_size() -> None:
+    assert parsed("--max-body-size", "1MiB", "--max-bodies-size", "4MiB").key_bodies_size == 2 * 1024 * 1024
+    assert parsed("--max-body-size", "3MiB", "--max-bodies-size", "4MiB").key_bodies_size == 3 * 1024 * 1024
+
+
 @pytest.mark.parametrize(
     "flags", [("--port", "70000"), ("--stall-timeout", "0"), ("--max-model-len", "1"), ("--max-choices", "0")]
 )

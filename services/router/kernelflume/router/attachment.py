@@ -136,17 +136,15 @@ class Attachment:
         number = self._number
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, number, timeout_s)
         self._runs[number] = _Run(receiver, timer)
-        self._send(
-            wnode_pb2.AttachRequest(
-                submission=wnode_pb2.Submission(
-                    number=number,
-                    request=request,
-                    trace_context=dict(headers),
-                    timeout_seconds=timeout_s,
-                    hand_over=hands_over,
-                )
-            )
-        )
+        message = wnode_pb2.AttachRequest()
+        submission = message.submission
+        # A message that is given to another one's constructor is written as bytes and read again.
+        submission.request.CopyFrom(request)
+        submission.number = number
+        submission.trace_context.update(headers)
+        submission.timeout_seconds = timeout_s
+        submission.hand_over = hands_over
+        self._send(message)
         return RunControl(self, number)
 
     def send_of(self, number: int, message: wnode_pb2.AttachRequest) -> None:

@@ -15,6 +15,7 @@ from kernelflume.router.loads import RunLoad
 from kernelflume.router.moves import MoveOrder, MoveOutcome, Moves
 from kernelflume.router.placement.balance import RunningChoice
 from kernelflume.router.placement.decision import MoveReason
+from kernelflume.router.prepared import Prepared
 from kernelflume.router.runs import RunSite
 from kernelflume.runtime.clock import Deadline
 
@@ -42,7 +43,10 @@ _PREPARE_TIMEOUT_S = 30.0
 
 
 class Course:
-    """Begins a choice's runs, and another one where a node is lost. Used in one event loop."""
+    """Begins a choice's runs, and another one where a node is lost: a ``GenerationOwner``.
+
+    Used in one event loop.
+    """
 
     def __init__(
         self, parts: CourseParts, job: ChoiceJob, *, observer: GenerationObserver, headers: Headers
@@ -64,22 +68,14 @@ class Course:
         )
         self._generation: Generation | None = None
         """What receives the tokens, from the first one to the end."""
+        self._learning: Prepared[None] | None = None
         self._failed: set[str] = set()
         self._deadline = Deadline(parts.clock, parts.request_timeout_s)
         self._search = Deadline(parts.clock, parts.resume_timeout_s)
 
     def new_generation(self, arrived: asyncio.Event) -> Generation:
         """Return what receives the choice's tokens, and sets ``arrived`` with each of them."""
-        return Generation(
-            arrived=arrived,
-            observer=self._observer,
-            on_lost=self._lost,
-            on_held=self._held,
-            on_asked_away=self._asked_away,
-            on_moved=self._moved,
-            on_start=self._started,
-            on_end=self._ended,
-        )
+        return Generation(self, arrived=arrived, observer=self._observer)
 
     def begin(self, generation: Generation, decision: Decision) -> None:
         """Begin a run where a decision says, after what is generated already."""
@@ -148,7 +144,7 @@ class Course:
             return None
         return partial(self._parts.nodes.node(address).prepare, request, timeout_s=_PREPARE_TIMEOUT_S)
 
-    def _held(self, generation: Generation, route: SequenceRoute) -> None:
+    def held(self, generation: Generation, route: SequenceRoute) -> None:
         """Go on elsewhere with a choice that stands still, its keys and values on ``route``."""
         parts, source = self._parts, generation.site
         address = self._target(generation)
@@ -204,7 +200,7 @@ class Course:
         ).placement
         return placement.decode or placement.prefill
 
-    def _asked_away(self, generation: Generation) -> None:
+    def asked_away(self, generation: Generation) -> None:
         """Move a choice whose node is to end, where another one serves."""
         site = generation.site
         if site is None or generation.is_moving:
@@ -213,7 +209,7 @@ class Course:
         if address is not None:
             self._order(generation, MoveOrder(MoveReason.ASKED_AWAY), address)
 
-    def _moved(self, generation: Generation, has_moved: bool) -> None:
+    def moved(self, generation: Generation, *, has_moved: bool) -> None:
         """Take note of the end of a move."""
         self._moves.ended(MoveOutcome.MOVED if has_moved else MoveOutcome.GONE_ON)
         if has_moved and generation.site is not None:
@@ -229,24 +225,30 @@ class Course:
         resumption = Resumption(output, generation.random_key, route or SequenceRoute())
         return self._job.request(self._num_runs_after, resumption)
 
-    def _started(self, generation: Generation) -> None:
+    def started(self, generation: Generation) -> None:
         """Learn from the first token."""
         self._generation = generation
         self._parts.roster.add(self._job.request_id, self)
-        if self._decision is None or generation.site is None:
-            return
+        if self._decision is not None and generation.site is not None:
+            learn = partial(self._learn, generation, self._decision, generation.site.node_id)
+            self._learning = Prepared(learn)  # once the first token is on its way to the client
+
+    def _learn(self, generation: Generation, decision: Decision, node_id: str) -> None:
         parts, prompt, num_cached = self._parts, self._job.prompt, generation.num_cached_tokens
         num_tokens = len(prompt.token_ids)
         parts.metrics.count_prompt(
-            node_id=generation.site.node_id,
+            node_id=node_id,
             request_class=parts.placer.class_of(num_tokens - num_cached),
             num_tokens=num_tokens,
             num_cached_tokens=num_cached,
-            num_expected_tokens=self._decision.request.num_cached_tokens,
+            num_expected_tokens=decision.request.num_cached_tokens,
         )
         parts.placer.started(prompt, address=self._home, num_cached_tokens=num_cached)
 
-    def _ended(self, generation: Generation) -> None:
+    def ended(self, generation: Generation) -> None:
+        """Learn from the whole."""
+        if self._learning is not None:
+            self._learning.get()
         self._generation = None
         self._parts.roster.remove(self._job.request_id)
         self._moves.forget()
@@ -259,7 +261,7 @@ class Course:
             self._moved_to or (self._decision.placement.decode if self._decision is not None else None) or ""
         )
 
-    def _lost(self, generation: Generation, error: KernelFlumeError) -> asyncio.Task[None] | None:
+    def lost(self, generation: Generation, error: KernelFlumeError) -> asyncio.Task[None] | None:
         """Go on elsewhere, if the error is one of the node and not of the request."""
         is_refused = isinstance(error, OverloadedError) and self._num_losses > 0 and generation.is_run_silent
         if isinstance(error, UnavailableError):

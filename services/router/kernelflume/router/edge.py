@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-import uuid
 from typing import TYPE_CHECKING
 
+from kernelflume.router.identifiers import Identifiers
 from kernelflume.router.tenants import tenant_of
 from kernelflume.runtime.logging import LOG_FIELDS
 
@@ -49,13 +49,14 @@ class Edge:
         self._clock = clock
         self._rate_headers = rate_headers
         self._quiet_paths = frozenset(quiet_paths)
+        self._identifiers = Identifiers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = _given_id(scope) or f"req-{self._identifiers.new()}"
         scope.setdefault("state", {})["request_id"] = request_id
         # The request has a task of its own, whose context nobody else shares.
         LOG_FIELDS.set({"request_id": request_id})
@@ -96,12 +97,12 @@ def _shown_path(scope: Scope) -> str:
     return pattern
 
 
-def _request_id(scope: Scope) -> str:
-    """Return the id that the client gave, if it can be repeated, or a new one."""
+def _given_id(scope: Scope) -> str | None:
+    """Return the id that the client gave, if it can be repeated."""
     for name, value in scope["headers"]:
         if name == _RAW_REQUEST_ID_HEADER:
             text: str = value.decode("latin-1")
             if _GOOD_ID.fullmatch(text):
                 return text
             break
-    return f"req-{uuid.uuid4().hex}"
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from kernelflume.router.collecting import collect
 from kernelflume.router.completion import Completion
 from kernelflume.router.errors import ClientGoneError, api_error_of
 from kernelflume.router.formats import AnswerHead
+from kernelflume.router.identifiers import Identifiers
 from kernelflume.router.job import ChoiceJob
 from kernelflume.router.placer import Prompt
 from kernelflume.router.prepared import Prepared
@@ -78,6 +78,7 @@ class Gateway:
         self._metrics = metrics
         self._clock = clock
         self._tracer = tracer
+        self._identifiers = Identifiers()
 
     async def chat(self, request: Request) -> Response:
         """Answer POST /v1/chat/completions.
@@ -124,7 +125,7 @@ class Gateway:
             raise
         handed_over = False
         try:
-            with self._bodies.enter() as place:
+            with self._bodies.enter(slot.tenant.tenant_id) as place:
                 raw = await read_json_body(
                     request,
                     place,
@@ -134,7 +135,7 @@ class Gateway:
                 order = await read(raw, slot.tenant)
                 del raw
             slot.take_prompt(sum(map(len, order.prompts)))
-            answer_id = f"{prefix}-{uuid.uuid4().hex}"
+            answer_id = f"{prefix}-{self._identifiers.new()}"
             trace.ordered(order, answer_id)
             prompts = _prompts(request, order)
             completion = self._new_completion(

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernelflume.core.errors import DeadlineError, KernelFlumeError, UnavailableError
 from kernelflume.core.sampling import FinishReason
-from kernelflume.router.hand_over import Move, MoveAct, MoveNews, MovePhase
+from kernelflume.router.hand_over import MoveAct, MoveNews, MovePhase, MoveState
 from kernelflume.router.runs import Run
 from kernelflume.rpc.codec import logprobs_from_proto
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernelflume.core.ranges import SequenceRoute
     from kernelflume.core.sampling import TokenLogprobs
     from kernelflume.router.moves import EndedMove
@@ -67,6 +65,37 @@ class GenerationObserver(Protocol):
         ...
 
 
+class GenerationOwner(Protocol):
+    """Decides what becomes of a choice beyond one run. Called in the event loop."""
+
+    def started(self, generation: Generation) -> None:
+        """Take note of the first token; called once."""
+        ...
+
+    def held(self, generation: Generation, route: SequenceRoute) -> None:
+        """Move a choice that stands still, its keys and values on ``route``, or let it stay."""
+        ...
+
+    def asked_away(self, generation: Generation) -> None:
+        """Take note that the run's weight node is to end."""
+        ...
+
+    def moved(self, generation: Generation, *, has_moved: bool) -> None:
+        """Take note of the end of a move: the choice goes on at the target, or where it was."""
+        ...
+
+    def lost(self, generation: Generation, error: KernelFlumeError) -> asyncio.Task[None] | None:
+        """Go on after a run that ended before its time, of which a token was told already.
+
+        Returns the task that begins another run or fails the generation, or None where it must end so.
+        """
+        ...
+
+    def ended(self, generation: Generation) -> None:
+        """Take note of the end of a choice that had started; called once, after the last run."""
+        ...
+
+
 class Generation:
     """Receives the news of a choice's runs, one after another, and keeps them.
 
@@ -76,38 +105,18 @@ class Generation:
     """
 
     def __init__(
-        self,
-        *,
-        arrived: asyncio.Event,
-        observer: GenerationObserver,
-        on_lost: Callable[[Generation, KernelFlumeError], asyncio.Task[None] | None],
-        on_held: Callable[[Generation, SequenceRoute], None],
-        on_asked_away: Callable[[Generation], None],
-        on_moved: Callable[[Generation, bool], None],
-        on_start: Callable[[Generation], None],
-        on_end: Callable[[Generation], None],
+        self, owner: GenerationOwner, *, arrived: asyncio.Event, observer: GenerationObserver
     ) -> None:
         """Make a generation of which nothing runs yet.
 
         Args:
+            owner: decides what becomes of it.
             arrived: set at every event and at the end; may be shared by the choices of one request.
             observer: told of progress.
-            on_lost: called when a run ends before its time, of which a token was told already; returns the
-                task that begins another or fails the generation, or None where it must end so.
-            on_held: called when the run stands still; moves it, or lets it stay.
-            on_asked_away: called when the run's weight node is to end.
-            on_moved: called when a move has come to its end; told whether the choice goes on at the target.
-            on_start: called once, with the first token.
-            on_end: called once, after the last run, of one that had started.
         """
+        self._owner = owner
         self._arrived = arrived
         self._observer = observer
-        self._on_lost = on_lost
-        self._on_held = on_held
-        self._on_asked_away = on_asked_away
-        self._on_moved = on_moved
-        self._on_start = on_start
-        self._on_end = on_end
         self._started = asyncio.Event()
         self._num_taken = 0
         self._logprobs: list[TokenLogprobs] = []
@@ -124,7 +133,7 @@ class Generation:
         """The latest, whose tokens count."""
         self._source: Run | None = None
         """The one before, while it stands still for the latest."""
-        self._move = Move()
+        self._move = MoveState()
         self._resuming: asyncio.Task[None] | None = None
         self.token_ids: list[int] = []
         """All tokens so far, but for the eos or stop token that ended the choice."""
@@ -201,11 +210,13 @@ class Generation:
             DeadlineError: none came in time.
             KernelFlumeError: the call failed before it.
         """
+        late = DeadlineError(f"no token came within {timeout_s:g} s")
+        # A third of the cost of a timeout, before every first token.
+        timer = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._started.wait()
-        except TimeoutError:
-            raise DeadlineError(f"no token came within {timeout_s:g} s") from None
+            await self._started.wait()
+        finally:
+            timer.cancel()
         if not self._was_started and self._error is not None:
             raise self._error
 
@@ -278,12 +289,12 @@ class Generation:
     def run_held(self, run: Run, route: SequenceRoute) -> None:
         """Move a run that stands still."""
         if run is self._run and not self._is_over:
-            self._on_held(self, route)
+            self._owner.held(self, route)
 
     def run_asked_away(self, run: Run) -> None:
         """Take note that a run's weight node is to end."""
         if run is self._run and not self._is_over:
-            self._on_asked_away(self)
+            self._owner.asked_away(self)
 
     def run_ended(self, run: Run, error: KernelFlumeError | None) -> None:
         """Take note that a run has ended: the choice too, unless another run goes on."""
@@ -297,12 +308,12 @@ class Generation:
                 self._run, self._source = self._source, None
                 self.is_run_silent = not self._was_started
                 self._run.go_on()
-                self._on_moved(self, False)
+                self._owner.moved(self, has_moved=False)
                 return
             # Both are lost, whatever the target says.
             error = UnavailableError(f"the weight nodes of a move are lost: {error}")
         if error is not None and self._was_started and not self._is_over:
-            self._resuming = self._on_lost(self, error)
+            self._resuming = self._owner.lost(self, error)
             if self._resuming is not None:
                 return
         self._error = self._error or error
@@ -319,7 +330,7 @@ class Generation:
         self._is_over = True
         self._observer.ended(was_started=self._was_started)
         if self._was_started:
-            self._on_end(self)
+            self._owner.ended(self)
         self._started.set()
         self._arrived.set()
 
@@ -330,7 +341,7 @@ class Generation:
             self._observer.received(num_tokens, now - self._last_at)
         else:
             self._was_started = True
-            self._on_start(self)
+            self._owner.started(self)
             self._observer.started(num_tokens)
             self._started.set()
         self._last_at = now
@@ -345,7 +356,7 @@ class Generation:
         if self._move.is_under_way:
             self._move.take(MoveNews.TARGET_TOLD)
             self._release_source()
-            self._on_moved(self, True)
+            self._owner.moved(self, has_moved=True)
 
     def _finish(self, event: wnode_pb2.GenerateEvent) -> None:
         self._is_over = True

@@ -70,7 +70,7 @@ TRANSITIONS: dict[tuple[MovePhase, MoveNews], tuple[MovePhase, MoveAct]] = {
 }
 
 
-class Move:
+class MoveState:
     """Follows one choice."""
 
     __slots__ = ("phase",)

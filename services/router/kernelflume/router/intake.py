@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelflume.core.errors import InvalidRequestError, UnavailableError
 from kernelflume.core.sampling import FinishReason
+from kernelflume.router.bodyroom import SMALL_BODY_BYTES
 from kernelflume.router.choice import TOOL_CALLS
 from kernelflume.router.errors import ModelNotFoundError
 from kernelflume.router.formats import ChatFormat, CompletionFormat, ResponsesFormat
@@ -30,7 +30,6 @@ from kernelflume.router.weightnodes import ModelLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor
 
     from kernelflume.core.sampling import SamplingParameters
     from kernelflume.router.formats import AnswerFormat, AnswerHead
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
     from kernelflume.router.tokenizer import Tokenizer
     from kernelflume.router.tools.calls import Tool, ToolFormat
     from kernelflume.router.weightnodes import WeightNodes
+    from kernelflume.router.workers import Workers
 
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions give a request that does not say how many tokens it wants."""
-_LARGE_BODY_BYTES = 64 * 1024
 
 R = TypeVar("R", bound=RequestBody)
 
@@ -62,7 +61,7 @@ class Intake:
         max_model_len: int | None,
         max_choices: int,
         tool_format: ToolFormat,
-        executor: Executor,
+        workers: Workers,
     ) -> None:
         """Make an intake.
 
@@ -74,7 +73,7 @@ class Intake:
             max_model_len: a bound of the context besides the nodes' own.
             max_choices: most choices of one request.
             tool_format: how the model writes tool calls.
-            executor: where large bodies are parsed.
+            workers: parse large bodies.
         """
         self._tokenizer = tokenizer
         self._defaults = defaults
@@ -84,7 +83,7 @@ class Intake:
         self._max_choices = max_choices
         self._tool_format = tool_format
         self._template_knows_tools = knows_tools(tokenizer.tool_template)
-        self._executor = executor
+        self._workers = workers
 
     def limits(self) -> ModelLimits:
         """Return the model's limits.
@@ -217,12 +216,13 @@ class Intake:
 
         Raises:
             InvalidRequestError: the body is bad.
+            OverloadedError: it is large, and nobody came to read it in time.
             ModelNotFoundError: the model is another one.
         """
-        if len(raw) < _LARGE_BODY_BYTES:
+        if len(raw) <= SMALL_BODY_BYTES:
             body = parse(kind, raw)
         else:
-            body = await asyncio.get_running_loop().run_in_executor(self._executor, parse, kind, raw)
+            body = await self._workers.run(partial(parse, kind, raw))
         self.model_name(body)
         return body
 

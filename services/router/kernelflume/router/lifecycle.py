@@ -36,6 +36,7 @@ from kernelflume.router.tokens import TokenEndpoints
 from kernelflume.router.tools.registry import choose_format
 from kernelflume.router.ui.mount import mount_page
 from kernelflume.router.weightnodes import WeightNodes
+from kernelflume.router.workers import Workers
 from kernelflume.rpc.channel import Channels
 from kernelflume.runtime.clock import MonotonicClock
 from kernelflume.runtime.tracing import TRACES_GRACE_S, open_tracer
@@ -55,6 +56,9 @@ _LAST_WORDS_S = 2.0
 """Time for the errors of requests that shutdown ends to reach their clients."""
 _KEEP_ALIVE_S = 75
 _CERTIFICATES_INTERVAL_S = 5.0
+_MAX_WAITING_BODIES = 256
+"""Large bodies that wait for room, where there are no keys."""
+_MAX_WAITING_BODIES_OF_KEY = 32
 
 
 class _Server(uvicorn.Server):
@@ -76,8 +80,9 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         checkpoint = await loop.run_in_executor(
             executor, lambda: resolve(settings.model, dummy_seed=settings.dummy_seed)
         )
+        workers = Workers(executor, timeout_s=settings.body_timeout)
         tokenizer = await loop.run_in_executor(
-            executor, lambda: Tokenizer.load(checkpoint.path, executor=executor)
+            executor, lambda: Tokenizer.load(checkpoint.path, workers=workers)
         )
         tracer = open_tracer(settings.tracing, service="router", instance=socket.gethostname())
         store = None
@@ -101,7 +106,7 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 nodes=nodes,
                 channels=channels,
                 store=store,
-                executor=executor,
+                workers=workers,
                 tracer=tracer,
             )
         finally:
@@ -120,7 +125,7 @@ async def _serve(
     nodes: WeightNodes,
     channels: Channels,
     store: RedisStore | None,
-    executor: ThreadPoolExecutor,
+    workers: Workers,
     tracer: Tracer,
 ) -> None:
     clock = MonotonicClock()
@@ -142,7 +147,7 @@ async def _serve(
         max_model_len=settings.max_model_len,
         max_choices=settings.max_choices,
         tool_format=choose_format(settings.tool_call_parser, tokenizer.tool_template),
-        executor=executor,
+        workers=workers,
     )
     roster = Roster()
     dispatcher = Dispatcher(
@@ -158,7 +163,7 @@ async def _serve(
         ),
         stall_timeout_s=settings.stall_timeout,
     )
-    bodies = BodyRoom(settings.max_bodies_size)
+    bodies = _new_body_room(settings, metrics)
     gateway = Gateway(
         settings,
         intake=intake,
@@ -227,6 +232,18 @@ async def _serve(
             stopping.cancel()
             refreshing.cancel()
             await asyncio.gather(stopping, refreshing, return_exceptions=True)
+
+
+def _new_body_room(settings: RouterSettings, metrics: RouterMetrics) -> BodyRoom:
+    with_keys = settings.auth.enabled
+    return BodyRoom(
+        settings.max_bodies_size,
+        share_bytes=settings.key_bodies_size if with_keys else settings.max_bodies_size,
+        max_waiting=_MAX_WAITING_BODIES_OF_KEY if with_keys else _MAX_WAITING_BODIES,
+        # What is left of the time is for the body itself, which is taken in any case.
+        timeout_s=settings.body_timeout / 2,
+        metrics=metrics,
+    )
 
 
 async def _drain(admission: Admission, timeout_s: float) -> None:

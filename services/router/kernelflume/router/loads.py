@@ -15,28 +15,6 @@ class Load:
     num_pending_tokens: int = 0
     """Of prompts, not computed yet."""
 
-    def __add__(self, other: Load) -> Load:
-        return Load(
-            self.num_requests + other.num_requests,
-            self.num_tokens + other.num_tokens,
-            self.num_pending_tokens + other.num_pending_tokens,
-        )
-
-    def __sub__(self, other: Load) -> Load:
-        return Load(
-            self.num_requests - other.num_requests,
-            self.num_tokens - other.num_tokens,
-            self.num_pending_tokens - other.num_pending_tokens,
-        )
-
-    def at_least(self, other: Load) -> Load:
-        """Return the larger of each figure."""
-        return Load(
-            max(self.num_requests, other.num_requests),
-            max(self.num_tokens, other.num_tokens),
-            max(self.num_pending_tokens, other.num_pending_tokens),
-        )
-
 
 class LoadBook:
     """The load of one weight node. In one event loop; its figures are changed by tickets alone."""
@@ -61,8 +39,13 @@ class LoadBook:
 
     def load(self) -> Load:
         """Return its load now: as reported, with what was sent and has ended since; no less than our own."""
-        own = self.own
-        return (self._reported + own - self._own_then).at_least(own)
+        told, then = self._reported, self._own_then
+        # Figure by figure: it is asked for with every request, and of every node.
+        return Load(
+            self.num_requests + max(0, told.num_requests - then.num_requests),
+            self.num_tokens + max(0, told.num_tokens - then.num_tokens),
+            self.num_pending_tokens + max(0, told.num_pending_tokens - then.num_pending_tokens),
+        )
 
     def acquire(self, *, num_tokens: int, num_pending_tokens: int) -> LoadTicket:
         """Count a request in, until its ticket is released."""

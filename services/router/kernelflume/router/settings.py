@@ -192,10 +192,12 @@ class RouterSettings(ServiceSettings):
     max_body_size: ByteSize = 16 * 1024 * 1024
     """Largest request body in bytes; two million token ids fit."""
     max_bodies_size: ByteSize = 64 * 1024 * 1024
-    """Bytes of all bodies over 64 KiB that are read, checked and tokenized at once; more wait unread, within
-    `body_timeout`. What is made of a body takes up to some 20 times its size."""
+    """Bytes of all bodies over 64 KiB that are read, checked and tokenized at once, of which a key may have
+    half; more wait unread, for half of `body_timeout`. What is read from a body takes up to some 20 times
+    its size."""
     body_timeout: float = Field(default=60.0, gt=0.0)
-    """Seconds in which a request's body must have arrived."""
+    """Seconds in which a request's body must have arrived; and a large one be parsed, and a long text of it
+    be tokenized, each."""
     request_timeout: float = Field(default=3600.0, gt=0.0)
     """Seconds in which a request must have ended, its time in queues included."""
     stall_timeout: float = Field(default=300.0, gt=0.0)
@@ -220,6 +222,11 @@ class RouterSettings(ServiceSettings):
         if self.max_bodies_size < self.max_body_size:
             raise ValueError("max-bodies-size is below max-body-size: the largest body would never be read")
         return self
+
+    @property
+    def key_bodies_size(self) -> int:
+        """Bytes of large bodies that one key may have read at once: half of all, and the largest body."""
+        return max(self.max_body_size, self.max_bodies_size // 2)
 
     @property
     def dummy_seed(self) -> int | None:

@@ -62,6 +62,9 @@ class StructuredOutputs(_Part):
     json_object: bool | None = None
 
 
+_NOTHING = StructuredOutputs()
+
+
 def grammar_of(body: GenerationBody) -> Grammar | None:
     """Return what the text of a request must look like, or None if anything will do.
 
@@ -99,7 +102,7 @@ def grammar_field(body: GenerationBody) -> str | None:
 
 def _wanted(body: GenerationBody) -> dict[str, tuple[GrammarKind, Any]]:
     """Return what each field asks for that asks for something."""
-    newer = body.structured_outputs or StructuredOutputs()
+    newer = body.structured_outputs or _NOTHING
     asked: dict[str, tuple[GrammarKind, Any]] = {
         "response_format": _of_response_format(body.response_format),
         "guided_json": (GrammarKind.JSON_SCHEMA, body.guided_json),

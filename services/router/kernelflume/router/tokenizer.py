@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass
@@ -11,27 +10,38 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from kernelflume.core.errors import ConfigurationError, InvalidRequestError
 from kernelflume.router.byte_level import NUM_BYTES, byte_alphabet, token_bytes
+from kernelflume.router.chat_template import ChatTemplate
 from kernelflume.router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from kernelflume.router.errors import ContextLengthError
 from kernelflume.router.segments import SegmentCache, Splitter, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from kernelflume.router.segments import Segment
+    from kernelflume.router.workers import Workers
 
 LONG_TEXT_CHARS = 2000
 """Texts from here on go to a thread: half a millisecond of work, more than handing over costs."""
 _LONG_SPLIT_CHARS = 16 * LONG_TEXT_CHARS
 """The same for texts that only have to be split, as what lies between special tokens is known."""
+_PLAIN_VALUE_CHARS = 8
+"""What a value that is rendered counts for besides its text."""
 _KEPT_BYTES = 32 * 1024 * 1024
 """Of texts between special tokens, with their ids."""
+
+_PIECE_CHARS = 1 << 17
+"""Texts that may be far too long are counted in pieces of so many characters, which take some 50 MiB."""
+_LIKELY_CHARS = 8
+"""Characters a token: a text that needs more of them to fit the context is counted first."""
+_MAX_UNCOUNTED_CHARS = 1 << 20
+"""So is a longer text than this."""
+_CUT_TOKENS = 256
+"""A piece that is cut out of a text has at most so many tokens more than it has there."""
 
 _TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 _RESERVED_TEMPLATE_NAMES = frozenset(
@@ -84,7 +94,7 @@ class Tokenizer:
         self,
         tokenizer: FastTokenizer,
         *,
-        executor: Executor,
+        workers: Workers,
         chat_template: str | None = None,
         tool_template: str | None = None,
         template_tokens: Mapping[str, str] | None = None,
@@ -93,7 +103,7 @@ class Tokenizer:
 
         Args:
             tokenizer: the tokenizer itself; its truncation and padding are turned off.
-            executor: where long texts are worked on.
+            workers: do the work on long texts.
             chat_template: Jinja template of the model, if it is a chat model.
             tool_template: another one for conversations with tools, if the model has two.
             template_tokens: special tokens by the names that templates use (``bos_token`` ...).
@@ -101,9 +111,10 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._executor = executor
-        self._chat_template = chat_template
-        self._tool_template = tool_template or chat_template
+        self._workers = workers
+        self._chat_template = None if chat_template is None else ChatTemplate(chat_template)
+        self._tool_source = tool_template or chat_template
+        self._tool_template = self._chat_template if tool_template is None else ChatTemplate(tool_template)
         self._template_tokens = dict(template_tokens or {})
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
@@ -124,7 +135,7 @@ class Tokenizer:
         self._adds_tokens = tokenizer.num_special_tokens_to_add(False) > 0
 
     @classmethod
-    def load(cls, folder: Path, *, executor: Executor) -> Tokenizer:
+    def load(cls, folder: Path, *, workers: Workers) -> Tokenizer:
         """Load from a folder in Hugging Face layout.
 
         Raises:
@@ -142,7 +153,7 @@ class Tokenizer:
         tokens = {name: _token_text(config.get(name)) for name in _TEMPLATE_TOKENS}
         return cls(
             tokenizer,
-            executor=executor,
+            workers=workers,
             chat_template=template,
             tool_template=_template(config.get("chat_template"), "tool_use"),
             template_tokens={name: text for name, text in tokens.items() if text is not None},
@@ -156,11 +167,12 @@ class Tokenizer:
         Args:
             text: what to encode.
             add_special_tokens: add those that the model wants around a text, such as bos.
-            max_tokens: the text may be refused unread if it must have more than these.
+            max_tokens: the text may be refused, not read to its end, if it must have more than these.
             owner: whose other texts may have parts in common with it; None: look for none, and keep none.
 
         Raises:
             ContextLengthError: the text is far too long.
+            OverloadedError: nobody came to work on it in time.
         """
         # A normalizer may shorten a text, so only without one do its characters bound its tokens from below.
         if self._tokenizer.normalizer is None and len(text) > max_tokens * self._longest_token_chars:
@@ -168,6 +180,8 @@ class Tokenizer:
                 f"This model's maximum context length is {max_tokens} tokens, "
                 f"and {len(text)} characters of text do not fit it."
             )
+        if len(text) > max(_PIECE_CHARS, min(_LIKELY_CHARS * max_tokens, _MAX_UNCOUNTED_CHARS)):
+            await self._workers.run(partial(self._check_length, text, max_tokens))
         splitter = self._splitter
         if owner is None or splitter is None or (add_special_tokens and self._adds_tokens):
             encode = partial(self._encode, text, add_special_tokens=add_special_tokens)
@@ -213,27 +227,26 @@ class Tokenizer:
 
         def render() -> str:
             try:
-                texts, _ = render_jinja_template(
-                    [list(messages)],
+                return template.render(
+                    list(messages),
                     tools=tools,
-                    chat_template=template,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
-                    **self._template_tokens,
-                    **template_kwargs,
+                    variables={**self._template_tokens, **template_kwargs},
                 )
             except _TEMPLATE_FAILURES as error:
                 # The template is the model's own code; what it raises it raises about the conversation.
                 message = f"The chat template refused the conversation: {error}"
                 raise InvalidRequestError(message, parameter="messages") from error
-            return str(texts[0])
 
-        return await self._run(len(str(tools)) + sum(len(str(message)) for message in messages), render)
+        if _is_long(messages, tools, template_kwargs):
+            return await self._workers.run(render)
+        return render()
 
     @property
     def tool_template(self) -> str | None:
         """The template of conversations with tools, if this is a chat model."""
-        return self._tool_template
+        return self._tool_source
 
     def token(self, token_id: int) -> str | None:
         """Return a token as the vocabulary writes it, or None if there is none with this id."""
@@ -283,7 +296,24 @@ class Tokenizer:
     async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
         if num_chars < LONG_TEXT_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self._workers.run(work)
+
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        """Refuse a text that has more tokens than it may, without ever holding what is made of all of it.
+
+        While a text is tokenized it takes some 60 to 300 times its size: the more, the more tokens it has.
+        """
+        num_tokens = 0
+        for begin in range(0, len(text), _PIECE_CHARS):
+            [encoding] = self._tokenizer.encode_batch_fast(
+                [text[begin : begin + _PIECE_CHARS]], add_special_tokens=False
+            )
+            num_tokens += len(encoding) - _CUT_TOKENS
+            if num_tokens > max_tokens:
+                raise ContextLengthError(
+                    f"This model's maximum context length is {max_tokens} tokens, and the first "
+                    f"{min(begin + _PIECE_CHARS, len(text))} of {len(text)} characters of text do not fit it."
+                )
 
     def _part(self, text: str, splitter: Splitter, owner: str) -> _Parted:
         """Split a text, and find what is known of its parts."""
@@ -336,6 +366,22 @@ class Tokenizer:
     def _byte_ids(self) -> frozenset[int]:
         names = (f"<0x{byte:02X}>" for byte in range(NUM_BYTES))
         return frozenset(number for number in map(self._tokenizer.token_to_id, names) if number is not None)
+
+
+def _is_long(*values: Any) -> bool:
+    """Tell whether plain data has the size of a long text, without looking at all of it."""
+    left = LONG_TEXT_CHARS
+    pending = list(values)
+    while pending and left > 0:
+        value = pending.pop()
+        left -= _PLAIN_VALUE_CHARS
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, dict | list):
+            left -= len(value)
+            if left > 0:
+                pending += value.values() if isinstance(value, dict) else value
+    return left <= 0
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from kernelflume.router.body import read_json_body
 from kernelflume.router.sampling import check_token_ids
 from kernelflume.router.schemas import DetokenizeRequest, TokenizeRequest
+from kernelflume.router.tenants import tenant_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,7 +38,7 @@ class TokenEndpoints:
         Raises:
             KernelFlumeError: the request is refused.
         """
-        with self._bodies.enter() as place:
+        with self._bodies.enter(tenant_of(request.scope).tenant_id) as place:
             return await self._tokenize(request, place)
 
     async def _tokenize(self, request: Request, place: BodyPlace) -> Response:
@@ -74,7 +75,7 @@ class TokenEndpoints:
         Raises:
             KernelFlumeError: the request is refused.
         """
-        with self._bodies.enter() as place:
+        with self._bodies.enter(tenant_of(request.scope).tenant_id) as place:
             body = await self._intake.read(DetokenizeRequest, await self._read(request, place))
             check_token_ids(body.tokens, vocab_size=self._intake.limits().vocab_size, parameter="tokens")
             return _answer({"prompt": await self._tokenizer.decode_later(body.tokens)})

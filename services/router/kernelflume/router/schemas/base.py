@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from kernelflume.core.errors import InvalidRequestError
 from kernelflume.router import unsupported
 from kernelflume.router.bounded import with_one_unknown
+from kernelflume.router.json_parts import MAX_JSON_PARTS, has_too_many_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails
 
 _ABOUT = ("default", "description", "title")
+"""What a schema says that is no condition."""
 _UNION_BRANCHES = frozenset({"str", "int"})
 
 
@@ -60,9 +62,7 @@ class Strict(BaseModel):
 
 
 def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    about: JsonSchemaValue = {
-        key: schema[key] for key in ("default", "description", "title") if key in schema
-    }
+    about: JsonSchemaValue = {key: schema[key] for key in _ABOUT if key in schema}
     rest = {key: value for key, value in schema.items() if key not in about}
     branches = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
     if {"type": "null"} in branches or not rest:
@@ -99,8 +99,10 @@ def parse(kind: type[B], body: bytes) -> B:
     """Read a request body.
 
     Raises:
-        InvalidRequestError: it is no JSON, or a field is bad; the first such field is named.
+        InvalidRequestError: it is no JSON, of far too many parts, or a field is bad; the first such is named.
     """
+    if has_too_many_parts(body):
+        raise InvalidRequestError(f"The body has more than {MAX_JSON_PARTS} objects, lists and texts.")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
