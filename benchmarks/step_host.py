@@ -286,7 +286,8 @@ class Rig:
         )  # fmt: skip
         hand_overs = HandOvers(self.scheduler, cache, clock, timeout_s=1.0)
         self.engine = Engine(
-            decoder=mock.Mock(), kv_dtype=torch.bfloat16, scheduler=self.scheduler, prefix_cache=cache,
+            decoder=mock.Mock(config=GEOMETRY), kv_dtype=torch.bfloat16,
+            scheduler=self.scheduler, prefix_cache=cache,
             hand_overs=hand_overs, ledger=ledger, links=links, inbox=Inbox(),
             reporter=Reporter(connection, clock), clock=clock, kernel_threads=KernelThreads(1, 1),
             graph_runner=runner, eos_token_ids=frozenset(), max_model_len=1 << 24,
@@ -321,8 +322,8 @@ class Rig:
 
 
 PHASES: tuple[tuple[str, Any, str], ...] = (
-    ("W: schedule", Scheduler, "schedule_behind"),
-    ("W: place", Ledger, "place_next"),
+    ("W: schedule", Scheduler, "schedule"),
+    ("W: place", Ledger, "place"),
     ("W: can run", GraphRunner, "can_run"),
     ("W: split", CapturedSteps, "split"),
     ("W: routes", LaneRoutes, "of"),

@@ -174,9 +174,6 @@ class FakeDeviceLink:
         before = [mark for number, mark in sorted(self._steps.items())][-2:-1]
         for mark in before:
             self._world.until(mark.query)
-        self._world.most_under_way = max(
-            self._world.most_under_way, 1 + sum(not mark.query() for mark in self._steps.values())
-        )
         plans = []
         for index, (table, slots) in enumerate(work):
             plans.append((index, table, slots.copy(), self._num_queries[index], self._num_appends[index]))
@@ -417,6 +414,9 @@ class FakeGraphs:
         logits = self._logits.setdefault(
             num_rows, [torch.zeros(rows, CONFIG.vocab_size) for rows in num_rows if rows]
         )
+        runner = self._world.weight.runner
+        assert runner is not None
+        self._world.most_under_way = max(self._world.most_under_way, 1 + len(runner._under_way))
         self._world.stream.enqueue(lambda: self._play(logits))
         return logits
 
@@ -491,6 +491,7 @@ class DeviceWorld:
         self.has_patience = True
         """False: waits for nodes that are silent end."""
         self.most_under_way = 0
+        """Steps that the weight node had launched and not settled."""
         self.links: list[FakeDeviceLink] = []
         self.nodes: list[LocalAttentionNode] = []
         self.silent: set[str] = set()
