@@ -36,6 +36,24 @@ def cached(num_tokens: int) -> Any:
     return script
 
 
+async def test_a_prompt_with_several_choices_counts_once_as_the_choice_that_found_least(folder: Path) -> None:
+    found = iter([48, 16, 32, 40])
+
+    def script(request: Any) -> AsyncIterator[Any]:
+        told: AsyncIterator[Any] = cached(next(found))(request)
+        return told
+
+    async with (
+        weight_node(folder, script) as node,
+        router(folder, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        answer = await client.post("/v1/completions", json=body([PROMPT, [*PROMPT, 1]], n=2))
+        usage = answer.json()["usage"]
+        assert usage["prompt_tokens"] == 2 * len(PROMPT) + 1
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 16 + 32}
+
+
 async def node_of(client: httpx.AsyncClient, headers: dict[str, str] | None = None, **fields: Any) -> str:
     answer = await client.post("/v1/completions", json=body(**fields), headers=headers)
     assert answer.status_code == 200, answer.text
