@@ -82,7 +82,7 @@ class Generation:
         observer: GenerationObserver,
         on_lost: Callable[[Generation, KernelFlumeError], asyncio.Task[None] | None],
         on_held: Callable[[Generation, SequenceRoute], None],
-        on_asked_away: Callable[[Generation], None],
+        on_asked_away: Callable[[Generation, bool], None],
         on_moved: Callable[[Generation, bool], None],
         on_start: Callable[[Generation], None],
         on_end: Callable[[Generation], None],
@@ -95,7 +95,7 @@ class Generation:
             on_lost: called when a run ends before its time, of which a token was told already; returns the
                 task that begins another or fails the generation, or None where it must end so.
             on_held: called when the run stands still; moves it, or lets it stay.
-            on_asked_away: called when the run's weight node is to end.
+            on_asked_away: called when the run's weight node is to end; told whether that is known already.
             on_moved: called when a move has come to its end; told whether the choice goes on at the target.
             on_start: called once, with the first token.
             on_end: called once, after the last run, of one that had started.
@@ -280,10 +280,10 @@ class Generation:
         if run is self._run and not self._is_over:
             self._on_held(self, route)
 
-    def run_asked_away(self, run: Run) -> None:
-        """Take note that a run's weight node is to end."""
+    def run_asked_away(self, run: Run, *, again: bool) -> None:
+        """Take note that a run's weight node is to end, or be reminded of it."""
         if run is self._run and not self._is_over:
-            self._on_asked_away(self)
+            self._on_asked_away(self, again)
 
     def run_ended(self, run: Run, error: KernelFlumeError | None) -> None:
         """Take note that a run has ended: the choice too, unless another run goes on."""

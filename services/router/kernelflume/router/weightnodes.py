@@ -141,7 +141,7 @@ class WeightNode:
     async def probe(self, revision: str | None) -> None:
         """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
         if self._attachment.draining:
-            self._attachment.ask_away()  # another node may serve by now
+            self._attachment.ask_away(again=True)  # another node may serve by now
         before = self._fault
         try:
             self._fault = await self._ask(revision)
