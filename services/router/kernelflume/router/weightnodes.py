@@ -78,6 +78,7 @@ class WeightNode:
             num_tokens=load.num_tokens,
             num_pending_tokens=load.num_pending_tokens,
             queue_full=0 < reported.max_num_waiting <= reported.num_requests_waiting,
+            max_num_seqs=self.card.max_num_seqs if self.card is not None else 0,
         )
 
     @property
