@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -34,6 +35,50 @@ def cached(num_tokens: int) -> Any:
         yield Event(token_ids=[101, 102, 103], finish_reason="length")
 
     return script
+
+
+async def test_a_prompt_with_several_choices_counts_once_as_the_choice_that_found_least(folder: Path) -> None:
+    found = iter([48, 16, 32, 40])
+
+    def script(request: Any) -> AsyncIterator[Any]:
+        told: AsyncIterator[Any] = cached(next(found))(request)
+        return told
+
+    async with (
+        weight_node(folder, script) as node,
+        router(folder, [node]) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        answer = await client.post("/v1/completions", json=body([PROMPT, [*PROMPT, 1]], n=2))
+        usage = answer.json()["usage"]
+        assert usage["prompt_tokens"] == 2 * len(PROMPT) + 1
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 16 + 32}
+
+
+@pytest.mark.parametrize(("block_tokens", "on_first"), [(16, 3), (0, 2)])
+async def test_choices_of_a_long_prompt_go_to_one_node_as_far_as_they_run_there(
+    folder: Path, block_tokens: int, on_first: int
+) -> None:
+    """Without names of blocks none would find what another computed, so they are placed as any."""
+    started = asyncio.Barrier(4)
+
+    async def together(request: Any) -> AsyncIterator[Any]:
+        await started.wait()  # all are placed before one ends
+        async for event in counting()(request):
+            yield event
+
+    async with (
+        weight_node(folder, together, num_tokens=1, node_id="w-1", block_tokens=block_tokens) as first,
+        weight_node(folder, together, num_tokens=2, node_id="w-2", block_tokens=block_tokens) as second,
+    ):
+        first.card.max_num_seqs = second.card.max_num_seqs = 3
+        async with (
+            router(folder, [first, second], wait_for=2) as url,
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+        ):
+            answer = await client.post("/v1/completions", json=body(PROMPT * 3, n=4))
+            assert answer.status_code == 200, answer.text
+            assert (len(first.requests), len(second.requests)) == (on_first, 4 - on_first)
 
 
 async def node_of(client: httpx.AsyncClient, headers: dict[str, str] | None = None, **fields: Any) -> str:

@@ -12,7 +12,8 @@ import pytest
 from tests.engine_rig import EngineRig, prompt
 from tests.inprocess import PAGE_TOKENS, LocalAttentionNode, LocalWeightNode
 
-from kernelflume.wnode.leads import MAX_FOLLOWED, WORTH_TOKENS
+from kernelflume.core.blocks import WORTH_TOKENS
+from kernelflume.wnode.leads import MAX_FOLLOWED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,12 +31,13 @@ from kernelflume.router.placer import Placer, Prompt
 from kernelflume.router.roster import Roster
 from kernelflume.router.settings import PlacementSettings
 from kernelflume.rpc.v1 import wnode_pb2
-from kernelflume.runtime.clock import MonotonicClock
+from kernelflume.runtime.clock import ManualClock, MonotonicClock
 
 if TYPE_CHECKING:
     from kernelflume.router.attachment import Receiver
     from kernelflume.router.moves import EndedMove
     from kernelflume.router.weightnodes import WeightNodes
+    from kernelflume.runtime.clock import Clock
 
 ERRORS: dict[str, KernelFlumeError] = {
     "lost": UnavailableError("gone"),
@@ -49,7 +50,7 @@ ACTIONS = st.lists(
         st.sampled_from(
             [
                 *("token", "key", "finish", "abort", *ERRORS, "source_lost", "close", "fail", "turn", "take"),
-                *("away", "back", "move", "balance", "held", "asked_away"),
+                *("away", "back", "move", "balance", "held", "asked_away", "reminded"),
             ]
         ),
         st.integers(0, 9),
@@ -65,12 +66,14 @@ class FakeRun:
         self.node = node
         self.receiver = receiver
         self.is_held = False
+        self.num_ordered = 0
+        """Times that it was to stand still."""
 
     def cancel(self) -> None:
         self.end(UnavailableError("cancelled"))
 
     def hand_over(self) -> None:
-        return
+        self.num_ordered += 1
 
     def go_on(self) -> None:
         self.is_held = False
@@ -180,6 +183,8 @@ def speak(run: FakeRun, action: str, number: int, *, can_hold: bool) -> None:
         receiver.event(wnode_pb2.GenerateEvent(token_ids=[number], random_key=number), 0.0)
     elif action == "asked_away":
         receiver.asked_away()
+    elif action == "reminded":
+        receiver.asked_away(again=True)
     elif action == "held" and can_hold:
         run.is_held = True
         receiver.held(SequenceRoute())
@@ -198,8 +203,8 @@ def test_whatever_happens_nothing_is_left_and_the_end_is_told_once(
     asyncio.run(_run(actions, SamplingParameters(temperature=0.5, max_tokens=100, grammar=grammar)))
 
 
-def make_parts(nodes: FakeNodes) -> CourseParts:
-    clock, known = MonotonicClock(), cast("WeightNodes", nodes)
+def make_parts(nodes: FakeNodes, clock: Clock | None = None) -> CourseParts:
+    clock, known = clock or MonotonicClock(), cast("WeightNodes", nodes)
     placer = Placer(PlacementSettings(), known, clock)
     return CourseParts(
         nodes=known,
@@ -274,6 +279,43 @@ async def _move_and_lose() -> None:
     speak(a.runs[0], "finish", 3, can_hold=False)
     assert generation.token_ids == [1, 2, 3]
     assert parts.placer.decide(prompt).request.pinned == "a"
+
+
+def test_a_draining_node_that_reminds_asks_no_choice_that_has_just_moved_in_vain() -> None:
+    asyncio.run(_remind())
+
+
+async def _remind() -> None:
+    nodes, clock = FakeNodes(), ManualClock()
+    parts = make_parts(nodes, clock)
+    prompt = Prompt(range(20))
+    job = ChoiceJob("r", prompt, SamplingParameters(max_tokens=100), tenant="t")
+    course = Course(parts, job, observer=Observer(), headers=())
+    generation = course.new_generation(asyncio.Event())
+    course.begin(generation, parts.placer.decide(prompt))
+    a, b = nodes.all.values()
+    b.is_away = True  # it has no room
+    [run] = a.runs
+    speak(run, "token", 1, can_hold=False)
+
+    def ask(*, again: bool) -> bool:
+        """Tell it that its node is to end; return whether it stands still for that, in vain."""
+        before = run.num_ordered
+        run.receiver.asked_away(again=again)
+        if run.num_ordered > before:
+            speak(run, "held", 0, can_hold=True)
+            assert not run.is_held  # goes on where it was
+        return run.num_ordered > before
+
+    assert ask(again=False)
+    assert not ask(again=True)
+    assert ask(again=False)  # a person insists
+    clock.advance(3.9)
+    assert not ask(again=True)
+    clock.advance(0.2)
+    assert ask(again=True)
+    assert len(b.requests) == 3
+    generation.close()
 
 
 def test_a_move_for_balance_goes_where_it_was_decided_or_nowhere() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kernelflume.core.request_class import ClassBounds, RequestClass
@@ -27,6 +29,7 @@ def node(
     pending: int = 0,
     serving: bool = True,
     full: bool = False,
+    max_num_seqs: int = 32,
 ) -> WeightNodeView:
     return WeightNodeView(
         address=address,
@@ -36,6 +39,7 @@ def node(
         num_tokens=tokens,
         num_pending_tokens=pending,
         queue_full=full,
+        max_num_seqs=max_num_seqs,
     )
 
 
@@ -74,6 +78,47 @@ def test_no_node_is_told_apart_from_all_failed(policy: PolicyName) -> None:
     none = Placement(None, None, PlacementReason.NONE_SERVING)
     assert place(policy, WARM, []) == none
     assert place(policy, WARM, [node("a", serving=False)]) == none
+
+
+# --- choices of one prompt -----------------------------------------------------------------------------
+
+CHOICE = PlacementRequest(num_prompt_tokens=300, num_cached_tokens=100, beside="a")
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_choices_of_a_prompt_stay_together_while_they_run_there_at_once(policy: PolicyName) -> None:
+    busy, idle = node("a", requests=31, tokens=9_000, pending=900), node("b")
+    assert place(policy, CHOICE, [busy, idle]) == Placement.whole("a", PlacementReason.SAME_PROMPT)
+    assert place(policy, CHOICE, [replace(busy, num_requests=32), idle]).prefill == "b"
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+@pytest.mark.parametrize(
+    "first",
+    [
+        node("a", serving=False),
+        node("a", full=True),
+        node("a", DECODE, requests=1, tokens=9_000),
+        node("a", requests=1, tokens=9_000, pending=900, max_num_seqs=0),
+    ],
+    ids=["gone", "full", "other role", "not known"],
+)
+def test_choices_part_where_the_first_ones_node_has_no_room(
+    policy: PolicyName, first: WeightNodeView
+) -> None:
+    assert place(policy, CHOICE, [first, node("b")]).prefill == "b"
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_choices_part_where_little_is_to_be_computed(policy: PolicyName) -> None:
+    nodes = [node("a", requests=1, tokens=9_000, pending=127), node("b")]
+    assert place(policy, replace(CHOICE, num_cached_tokens=173), nodes).prefill == "b"
+    assert place(policy, replace(CHOICE, num_cached_tokens=172), nodes).prefill == "a"
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_choice_whose_node_failed_goes_elsewhere(policy: PolicyName) -> None:
+    assert place(policy, CHOICE, [node("a"), node("b"), node("c")], failed={"a"}).prefill in {"b", "c"}
 
 
 # --- roles ---------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 KEY_BYTES = 16
 """Bytes of a key: nobody finds two contexts with one key."""
 MAX_SALT_BYTES = 64
+WORTH_TOKENS = 128
+"""Fewest tokens that are worth waiting for until another sequence has computed them: it takes a few steps to
+find them in the pool."""
 _PURPOSE = b"kernelflume.kv"
 _UINT32 = "I"
 

@@ -47,8 +47,8 @@ class Receiver(Protocol):
         """Take note that the request stands still, with its keys and values on ``route``."""
         ...
 
-    def asked_away(self) -> None:
-        """Take note that the weight node would rather see the request elsewhere."""
+    def asked_away(self, *, again: bool = False) -> None:
+        """Take note that the weight node would rather see the request elsewhere, or still would."""
         ...
 
     def ended(self, error: KernelFlumeError | None) -> None:
@@ -152,10 +152,10 @@ class Attachment:
         if number in self._runs:
             self._send(message)
 
-    def ask_away(self) -> None:
-        """Tell every request that its weight node is to end."""
+    def ask_away(self, *, again: bool = False) -> None:
+        """Tell every request that its weight node is to end, or remind it of that."""
         for run in list(self._runs.values()):
-            run.receiver.asked_away()
+            run.receiver.asked_away(again=again)
 
     async def close(self) -> None:
         """End the stream; requests that still run fail."""

@@ -197,11 +197,13 @@ class Completion:
 
     def usage(self) -> Usage:
         """Return the tokens so far."""
-        first_choices = self._generations[:: self._choices_per_prompt]
+        told = [generation.num_cached_tokens for generation in self._generations]
+        size = self._choices_per_prompt
         return Usage(
             num_prompt_tokens=self._num_prompt_tokens,
             num_completion_tokens=sum(text.num_tokens for text in self._texts),
-            num_cached_tokens=sum(generation.num_cached_tokens for generation in first_choices),
+            # A prompt counts once, however many choices it has: what it was computed for, others then found.
+            num_cached_tokens=sum(min(told[first : first + size]) for first in range(0, len(told), size)),
         )
 
     def fail(self, error: KernelFlumeError) -> None:

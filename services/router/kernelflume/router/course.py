@@ -200,10 +200,10 @@ class Course:
         ).placement
         return placement.decode or placement.prefill
 
-    def asked_away(self, generation: Generation) -> None:
-        """Move a choice whose node is to end, where another one serves."""
+    def asked_away(self, generation: Generation, *, again: bool) -> None:
+        """Move a choice whose node is to end, where another one serves; not at once again after it failed."""
         site = generation.site
-        if site is None or generation.is_moving:
+        if site is None or generation.is_moving or (again and self._moves.is_cooling_down):
             return
         address = self._elsewhere(generation, site.address)
         if address is not None:

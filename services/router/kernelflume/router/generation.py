@@ -76,8 +76,8 @@ class GenerationOwner(Protocol):
         """Move a choice that stands still, its keys and values on ``route``, or let it stay."""
         ...
 
-    def asked_away(self, generation: Generation) -> None:
-        """Take note that the run's weight node is to end."""
+    def asked_away(self, generation: Generation, *, again: bool) -> None:
+        """Take note that the run's weight node is to end, or be reminded of it."""
         ...
 
     def moved(self, generation: Generation, *, has_moved: bool) -> None:
@@ -291,10 +291,10 @@ class Generation:
         if run is self._run and not self._is_over:
             self._owner.held(self, route)
 
-    def run_asked_away(self, run: Run) -> None:
-        """Take note that a run's weight node is to end."""
+    def run_asked_away(self, run: Run, *, again: bool) -> None:
+        """Take note that a run's weight node is to end, or be reminded of it."""
         if run is self._run and not self._is_over:
-            self._owner.asked_away(self)
+            self._owner.asked_away(self, again=again)
 
     def run_ended(self, run: Run, error: KernelFlumeError | None) -> None:
         """Take note that a run has ended: the choice too, unless another run goes on."""

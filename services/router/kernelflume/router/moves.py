@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     Prepare = Callable[[], Coroutine[Any, Any, bool]]
 
 
+_COOLDOWN_S = 2.0
+_MAX_COOLDOWN_S = 30.0
+"""Bounds of the wait after a move in vain, which doubles with each: a choice stands still while it asks, and
+nodes that are full do not have room in an instant."""
+
+
 class MoveOutcome(StrEnum):
     """How a move ended; also a label of metrics and an attribute of traces."""
 
@@ -73,6 +79,8 @@ class Moves:
         self._source = self._target = ""
         self._held_at_s = 0.0
         self._ended_at_s = -inf
+        self._cooldown_s = 0.0
+        """Time to leave after moves in vain; those for balance do not count."""
         self._giving_up: asyncio.TimerHandle | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[bool] | None = None
@@ -83,6 +91,11 @@ class Moves:
     def since_last_s(self) -> float:
         """Time since the last move ended, whatever its outcome; without limit where there was none."""
         return self._clock.now() - self._ended_at_s
+
+    @property
+    def is_cooling_down(self) -> bool:
+        """True for a while after moves in vain, so that a choice is not asked to move again and again."""
+        return self.since_last_s < self._cooldown_s
 
     @property
     def is_balancing(self) -> bool:
@@ -143,6 +156,10 @@ class Moves:
             target=self._target,
             seconds=now - self._held_at_s,
         )
+        if outcome is MoveOutcome.MOVED:
+            self._cooldown_s = 0.0
+        elif not ended.reason.is_for_balance:
+            self._cooldown_s = min(_MAX_COOLDOWN_S, max(_COOLDOWN_S, 2 * self._cooldown_s))
         self.forget()
         self._ended_at_s = now
         self._metrics.count_move(ended)

@@ -29,7 +29,16 @@ class Prompt:
     Shared by the choices of one prompt.
     """
 
-    __slots__ = ("context", "is_shared", "retention", "salt", "session", "token_ids", "was_continued")
+    __slots__ = (
+        "begun_on",
+        "context",
+        "is_shared",
+        "retention",
+        "salt",
+        "session",
+        "token_ids",
+        "was_continued",
+    )
 
     def __init__(
         self,
@@ -54,6 +63,8 @@ class Prompt:
         self.salt = salt
         self.is_shared = is_shared
         self.retention = retention
+        self.begun_on: str | None = None
+        """Address of the node that is to compute it for the choice that was placed last."""
         self.context: ContextKeys | None = None
         """Keys of the prompt and, later, of an answer to it."""
         self.was_continued = False
@@ -110,10 +121,14 @@ class Placer:
             num_prompt_tokens=len(prompt.token_ids) + num_output_tokens,
             num_cached_tokens=known.num_tokens,
             pinned=pinned,
+            # Without names of blocks none finds what another computed; one with output goes on alone.
+            beside=None if keys is None or num_output_tokens else prompt.begun_on,
         )
         placement = place(
             self._policy, request, self._nodes.views(), failed=failed, parameters=self._parameters
         )
+        if not num_output_tokens:
+            prompt.begun_on = placement.prefill
         return Decision(self._policy, placement, request, self.class_of(request.num_new_tokens))
 
     def class_of(self, num_new_tokens: int) -> RequestClass:

@@ -41,8 +41,8 @@ class RunOwner(Protocol):
         """Take note that a run stands still, with its keys and values on ``route``."""
         ...
 
-    def run_asked_away(self, run: Run) -> None:
-        """Take note that a run's weight node is to end."""
+    def run_asked_away(self, run: Run, *, again: bool) -> None:
+        """Take note that a run's weight node is to end, or be reminded of it."""
         ...
 
     def run_ended(self, run: Run, error: KernelFlumeError | None) -> None:
@@ -72,9 +72,9 @@ class Run:
         """Take note that it stands still."""
         self._owner.run_held(self, route)
 
-    def asked_away(self) -> None:
-        """Take note that its weight node is to end."""
-        self._owner.run_asked_away(self)
+    def asked_away(self, *, again: bool = False) -> None:
+        """Take note that its weight node is to end, or be reminded of it."""
+        self._owner.run_asked_away(self, again=again)
 
     def ended(self, error: KernelFlumeError | None) -> None:
         """Take note that nothing more comes."""

@@ -78,6 +78,7 @@ class WeightNode:
             num_tokens=load.num_tokens,
             num_pending_tokens=load.num_pending_tokens,
             queue_full=0 < reported.max_num_waiting <= reported.num_requests_waiting,
+            max_num_seqs=self.card.max_num_seqs if self.card is not None else 0,
         )
 
     @property
@@ -141,7 +142,7 @@ class WeightNode:
     async def probe(self, revision: str | None) -> None:
         """Ask whether it can serve, what, and how busy it is; the answer is in ``trouble`` and ``view``."""
         if self._attachment.draining:
-            self._attachment.ask_away()  # another node may serve by now
+            self._attachment.ask_away(again=True)  # another node may serve by now
         before = self._fault
         try:
             self._fault = await self._ask(revision)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from kernelflume.wnode.sequence import Sequence
 
-WORTH_TOKENS = 128
-"""Fewest tokens that are worth the few steps that it takes to find them in the pool."""
 MAX_FOLLOWED = 4
 """How often a sequence waits for another: each may be cancelled before it has computed anything."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from kernelflume.core.blocks import WORTH_TOKENS
 from kernelflume.core.ranges import SequenceRoute
 from kernelflume.transport.wire import Found, Shared
-from kernelflume.wnode.leads import MAX_FOLLOWED, WORTH_TOKENS, find_lead
+from kernelflume.wnode.leads import MAX_FOLLOWED, find_lead
 from kernelflume.wnode.lookups import Lookups
 from kernelflume.wnode.messages import RoutesChanged
 from kernelflume.wnode.named_blocks import packed

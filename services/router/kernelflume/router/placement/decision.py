@@ -32,6 +32,8 @@ class PlacementReason(StrEnum):
     """No node takes whole requests: one computes the prompt, another goes on."""
     ROLES_UNMET = "roles_unmet"
     """The roles of the nodes that serve leave a part of it to nobody: one of them gets all."""
+    SAME_PROMPT = "same_prompt"
+    """Another choice of the request has the same prompt computed there."""
     NONE_SERVING = "none_serving"
     ALL_FULL = "all_full"
     """Every queue is full; the least loaded is tried."""

@@ -30,6 +30,13 @@ class WeightNodeView:
     """Tokens of prompts that are to be computed and are not yet."""
     queue_full: bool
     """It last reported a full queue."""
+    max_num_seqs: int = 0
+    """Requests that run at once there; 0 while it has not told."""
+
+    @property
+    def would_run(self) -> bool:
+        """True when one more request would run there, and not wait for another to end."""
+        return self.num_requests < self.max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)

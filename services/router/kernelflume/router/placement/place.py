@@ -51,6 +51,9 @@ def place(
         divided = divide(policy, request, candidates, parameters, reason_apart)
         if divided is not None:
             return divided
+    beside = _beside(request, candidates.whole)
+    if beside is not None:
+        return Placement.whole(beside.address, PlacementReason.SAME_PROMPT)
     if candidates.whole:
         node, why = CHOICES[policy](request, candidates.whole, parameters)
         if len(candidates.whole) == 1 and why is not PlacementReason.AFFINITY:
@@ -58,3 +61,10 @@ def place(
         return Placement.whole(node.address, why)
     node, _ = CHOICES[policy](request, candidates.all, parameters)
     return Placement.whole(node.address, PlacementReason.ROLES_UNMET)
+
+
+def _beside(request: PlacementRequest, nodes: Sequence[WeightNodeView]) -> WeightNodeView | None:
+    """Return the node where a request's prompt is computed once for it and others, if it would run there."""
+    if request.beside is None or not request.is_worth_sharing:
+        return None
+    return next((node for node in nodes if node.address == request.beside and node.would_run), None)
