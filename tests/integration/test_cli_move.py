@@ -91,6 +91,12 @@ async def test_the_weight_node_is_asked_for_what_was_said() -> None:
     ]
 
 
+def test_no_number_is_asked_for_that_a_message_cannot_carry() -> None:
+    found = CliRunner().invoke(app, ["move", "w-1", "--requests", str(2**32)])
+    assert found.exit_code == 2
+    assert "--requests" in found.output
+
+
 async def test_a_weight_node_that_wants_the_token_is_moved_by_nobody_else(
     token_file: Path, tmp_path: Path
 ) -> None:

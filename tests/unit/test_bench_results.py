@@ -191,6 +191,11 @@ def test_an_answer_of_completions() -> None:
     assert (answer.ttft_s, answer.e2e_s, answer.gaps_s.tolist()) == (1.0, 3.0, [1.0, 1.0])
 
 
+def test_a_count_that_no_figure_can_be_made_of_is_none() -> None:
+    answer = told({"choices": [], "usage": {"prompt_tokens": 10**400, "completion_tokens": 3}}, b"[DONE]")
+    assert (answer.num_prompt, answer.num_counted_output) == (None, 3)
+
+
 def test_an_answer_of_a_chat_begins_with_content_not_with_the_role() -> None:
     answer = told(
         {"choices": [{"delta": {"role": "assistant", "content": ""}}]},

@@ -113,3 +113,8 @@ def test_a_rate_counts_requests_and_not_sessions() -> None:
     assert starts[-1] / 3999 == pytest.approx(2.0, rel=0.05)  # four requests in two seconds
     assert start_times(sessions, request_rate=2.0, seed=1) == starts
     assert start_times(sessions, request_rate=2.0, seed=2) != starts
+
+
+def test_more_active_sessions_than_there_are_begin_all_at_once() -> None:
+    plan = schedule(session("a", (0, 0)), session("b", (0, 0)), active=10**20)
+    assert run(plan, 1.0) == [("a", 0, 0.0), ("b", 0, 0.0)]

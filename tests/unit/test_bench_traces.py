@@ -121,6 +121,8 @@ def test_the_first_line_tells_the_format_plain_and_gzip(
         ("hello\n", "trace:1: of no known format"),
         ('{"a": 1}\n', "trace:1: of no known format"),
         (MOONCAKE + "{broken\n", "trace:5: "),
+        (AZURE.replace("\n", "\r"), "trace:1: no line of CSV"),
+        (AZURE + "x" * 200_000 + ",1,2\n", "trace:4: no line of CSV"),
         (MOONCAKE.replace("[9]", "[9, 10]"), "trace:4: 2 hash_ids; 512 tokens are 1 blocks"),
         (MOONCAKE.replace("512", "-512"), "trace:4: input_length: "),
         (

@@ -9,7 +9,7 @@ import typer
 
 from kernelflume.cli.admin import CALL_TIMEOUT_S, scaler_admin
 from kernelflume.cli.exits import errors_as_exit
-from kernelflume.cli.options import DEFAULT_SCALER, ScalerAddress, utf8
+from kernelflume.cli.options import DEFAULT_SCALER, MAX_COUNT, ScalerAddress, utf8
 from kernelflume.cli.security import with_channels
 from kernelflume.core.errors import KernelFlumeError, NotFoundError, UnauthenticatedError
 from kernelflume.rpc.channel import Channels  # noqa: TC001 - with_channels reads the annotations
@@ -25,7 +25,7 @@ def move(
     *,
     channels: Channels,
     scaler: ScalerAddress = DEFAULT_SCALER,
-    requests: Annotated[int, typer.Option(min=0, help="Move at most so many; 0 for all.")] = 0,
+    requests: Annotated[int, typer.Option(min=0, max=MAX_COUNT, help="Move at most so many; 0 for all.")] = 0,
     drain: Annotated[
         bool | None,
         typer.Option("--drain/--resume", help="Place no request there from now on, or do so again."),

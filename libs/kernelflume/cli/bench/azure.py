@@ -25,7 +25,7 @@ def read_azure(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Session
     places: list[int] | None = None
     first: datetime | None = None
     for number, text in lines:
-        cells = next(csv.reader([text]))
+        cells = _cells(path, number, text)
         if places is None:
             places = _places(path, number, cells)
             continue
@@ -38,6 +38,14 @@ def read_azure(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Session
         name = f"line-{number}"
         turn = Turn("", HashedPrompt("", (), 1, max(1, num_input), name), num_output)
         yield Session(name, (turn,), arrival_s=max(0.0, (at - first).total_seconds()))
+
+
+def _cells(path: Path, number: int, text: str) -> list[str]:
+    try:
+        return next(csv.reader([text]))
+    except csv.Error as error:
+        # The reader's own words tell programmers how to open files.
+        raise fault(path, number, "no line of CSV: a carriage return or a very long field in it") from error
 
 
 def _places(path: Path, number: int, cells: list[str]) -> list[int]:

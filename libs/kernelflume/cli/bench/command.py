@@ -111,7 +111,8 @@ def bench(
         ),
     ] = "30~0.5",
     system_tokens: Annotated[
-        int, typer.Option(min=0, help="Generated: at the start of each session, the same in all.")
+        int,
+        typer.Option(min=0, max=10**12, help="Generated: at the start of each session, the same in all."),
     ] = 4096,
     first_tokens: Annotated[
         str, typer.Option(metavar="DRAWS", callback=drawn, help="Generated: new in a first turn.")

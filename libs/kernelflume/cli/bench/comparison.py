@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from kernelflume.cli.bench.report import FIGURES, number
 from kernelflume.cli.tables import UNKNOWN, table
 from kernelflume.core.errors import ConfigurationError
+from kernelflume.core.figures import is_number
 from kernelflume.runtime.smallfile import read_small_file
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ def read_result(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: {error}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: no JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{path}: no result of a benchmark: nested too deeply") from error
     if not isinstance(result, dict) or not isinstance(result.get("completed"), int):
         raise ConfigurationError(f"{path}: no result of a benchmark")
     return result
@@ -57,11 +62,11 @@ def compare_files(first: Path, second: Path) -> Table:
 def compare(names: tuple[str, str], results: tuple[dict[str, Any], dict[str, Any]]) -> Table:
     """Return a table of the figures that either result has, with the change from the first to the second."""
     before, after = (_figures(result) for result in results)
-    rows = table("figure", f">{names[0]}", f">{names[1]}", ">change")
+    rows = table("figure", *(f">{escape(name)}" for name in names), ">change")
     for name in before | after:
         first, second = before.get(name), after.get(name)
         if first is not None or second is not None:
-            rows.add_row(name, number(first, 4), number(second, 4), _change(first, second))
+            rows.add_row(escape(name), number(first, 4), number(second, 4), _change(first, second))
     return rows
 
 
@@ -72,13 +77,23 @@ def _figures(result: dict[str, Any]) -> dict[str, float | None]:
     own = result.get("kernelflume")
     if isinstance(own, dict):
         figures |= {name: _number(own.get(name)) for name in _OWN}
-        for group, line in (own.get("classes") or {}).items():
-            figures |= {f"{group} {name}": _number(line.get(name)) for name in _CLASS_FIGURES}
+        for group, line in _object(own.get("classes")).items():
+            figures |= {f"{group} {name}": _number(_object(line).get(name)) for name in _CLASS_FIGURES}
     return figures
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not is_number(value):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Return a JSON object as it is, and an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _change(first: float | None, second: float | None) -> str:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from kernelflume.cli.bench.answer import OK, STREAM_ERROR
 from kernelflume.core.errors import UnavailableError
+from kernelflume.core.figures import is_whole
 
 if TYPE_CHECKING:
     from kernelflume.cli.bench.answer import Answer
 
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 _DETAIL_CHARACTERS = 300
+_MAX_COUNT = 2**53
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 
@@ -78,7 +80,8 @@ def _apply_usage(answer: Answer, usage: dict[str, Any]) -> None:
 
 
 def _count(value: Any, otherwise: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
+    # Sums of these become floating-point numbers: what cannot is no count.
+    return value if is_whole(value) and 0 <= value < _MAX_COUNT else otherwise
 
 
 def _apply_choice(answer: Answer, choice: dict[str, Any], now_s: float, *, keep_text: bool) -> None:

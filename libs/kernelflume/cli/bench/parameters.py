@@ -37,6 +37,8 @@ def object_fields(text: str) -> str:
         fields = json.loads(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise typer.BadParameter("it is nested too deeply") from error
     if not isinstance(fields, dict):
         raise typer.BadParameter(f"{text!r} is no JSON object")
     return text

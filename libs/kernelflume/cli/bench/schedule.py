@@ -66,7 +66,7 @@ class Schedule:
             self._future = [(start, index, 0) for index, start in enumerate(starts)]
             heapq.heapify(self._future)
         else:
-            for _ in range(active_sessions):
+            for _ in range(min(active_sessions, len(sessions))):
                 self._begin_next(0.0)
 
     @property
