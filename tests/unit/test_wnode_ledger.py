@@ -39,6 +39,17 @@ def test_tail_stays_where_it_is_while_there_is_room() -> None:
     assert spans(sequence) == [("a", 0, 15)]
 
 
+def test_one_sequence_after_another_fills_all_nodes() -> None:
+    ledger = make_ledger(FakeLink("a"), FakeLink("b"), FakeLink("c"))
+    nodes = []
+    for number in range(1, 7):
+        sequence = make_sequence(number)
+        store(ledger, sequence, 3)
+        nodes += [node for node, _, _ in spans(sequence)]
+        ledger.forget(number)  # it ends, and its pages are kept and count as free
+    assert nodes == ["a", "b", "c"] * 2
+
+
 def test_range_limit_alternates_between_nodes() -> None:
     ledger, sequence = make_ledger(FakeLink("a"), FakeLink("b"), max_range_tokens=4), make_sequence(1)
     store(ledger, sequence, 10)

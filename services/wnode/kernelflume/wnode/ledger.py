@@ -60,10 +60,17 @@ class Ledger:
     _tails: dict[str, int] = field(default_factory=dict)
     _spreads: dict[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     """Sequence id -> (node, position at which its share of the prompt ends), in order."""
+    _num_ranges: int = 0
+    """Ranges that were begun."""
+    _last_ranges: dict[str, int] = field(default_factory=dict)
+    """Node -> number of the last range begun there; of the table's nodes."""
 
     def adopt(self, table: AdoptedTable) -> None:
         """Swap the table: all that a scale event costs on the step loop's path (paper section 6.2)."""
         self.table = table
+        self._last_ranges = {
+            node_id: number for node_id, number in self._last_ranges.items() if node_id in table.known
+        }
 
     def rebalance(self, sequences: Iterable[Sequence]) -> int:
         """Decide which tails move at their next block, now that the table changed; return how many.
@@ -220,10 +227,13 @@ class Ledger:
         """Extend a sequence's route by the writes that were sent; True when a range was opened."""
         sequence.route = extended(sequence.route, writes)
         sequence.copies_last = False
-        opened = any(write.opens_range for write in writes)
+        opened = [write.node_id for write in writes if write.opens_range]
+        for node_id in opened:
+            self._num_ranges += 1
+            self._last_ranges[node_id] = self._num_ranges
         if opened:
             self._moves.pop(sequence.sequence_id, None)
-        return opened
+        return bool(opened)
 
     def forget(self, sequence_id: int) -> None:
         """Drop what is remembered of a sequence that ended or restarts."""
@@ -304,6 +314,7 @@ class Ledger:
                 node_id=node_id,
                 num_free_pages=self._pages(node_id),
                 num_tails=self._tails.get(node_id, 0),
+                last_range=self._last_ranges.get(node_id, 0),
             )
             for node_id in self.table.active
             if self.links.of_node(node_id) is not None

@@ -32,6 +32,8 @@ class NodeRoom:
     num_free_pages: int
     num_tails: int
     """Tails of this weight node's sequences that are there."""
+    last_range: int = 0
+    """Number of the last range that this weight node began there, counted over all nodes; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,9 @@ def choose_node(nodes: Sequence[NodeRoom], num_pages: int, *, avoid: str | None 
     """Choose the node for a new range that will need ``num_pages`` at once.
 
     The node with the most free pages for each tail it would then have is taken, so that load follows room
-    and a newly joined node fills beside the others. Ties fall to the first in order.
+    and a newly joined node fills beside the others. Ties fall to the node that was given a range longest ago,
+    then to the first in order: pages that are only kept to be found count as free, so that requests one after
+    another would all come to one node, and drop what is kept there while the others' memory is empty.
 
     Args:
         nodes: the active nodes.
@@ -61,7 +65,7 @@ def choose_node(nodes: Sequence[NodeRoom], num_pages: int, *, avoid: str | None 
     preferred = [node for node in fitting if node.node_id != avoid] or fitting
     if not preferred:
         return None
-    return max(preferred, key=_room_per_tail).node_id
+    return max(preferred, key=lambda node: (_room_per_tail(node), -node.last_range)).node_id
 
 
 _BETTER = 2.0
