@@ -5,7 +5,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from tests.anode import Tokens, WeightNode, with_dtypes
+from tests.anode import OnePlanKernel, Tokens, WeightNode, with_dtypes
 from tests.exchange_node import PAGE_TOKENS, Node, ask, check_layer, queries_of, store
 
 from kernelflume.anode.control import ConnectOrder
@@ -488,6 +488,25 @@ def test_a_link_that_cannot_be_prepared_leaves_nothing_registered() -> None:
         partial_regions=weight.partial_regions, doorbell_address="",
     )  # fmt: skip
     with pytest.raises(HandshakeError, match="not that of w#1"):
+        prepare_link(order, node.geometry, node.transport, node.pool.device, kernel=node.kernel)
+    assert node.transport._regions == {}
+
+
+def test_a_link_without_room_for_its_kernels_leaves_nothing_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node()
+    weight = WeightNode(LoopbackTransport("w#1", node.network), node.geometry)
+    order = ConnectOrder(
+        weight_node="w#1", metadata=b"w#1", num_lanes=1, max_rows=16,
+        partial_regions=weight.partial_regions, doorbell_address="",
+    )  # fmt: skip
+
+    def no_memory() -> OnePlanKernel:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(node.kernel, "apart", no_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
         prepare_link(order, node.geometry, node.transport, node.pool.device, kernel=node.kernel)
     assert node.transport._regions == {}
 

@@ -267,6 +267,7 @@ def prepare_link(
             transport.plan_writes(order.weight_node, lane.partial_writes(remote))
             for lane, remote in zip(buffers, order.partial_regions, strict=True)
         ]
+        kernels = [kernel.apart() for _ in buffers]
     except Exception as error:
         transport.disconnect(order.weight_node)
         for lane in buffers:
@@ -281,7 +282,7 @@ def prepare_link(
         layout=layout,
         buffers=buffers,
         plans=plans,
-        kernels=[kernel.apart() for _ in buffers],
+        kernels=kernels,
         doorbell=bell,
         device=device_link,
     )
