@@ -16,7 +16,7 @@ import httpx
 import psutil
 from grpc.aio import insecure_channel
 
-from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc
+from kernelflume.rpc.v1 import anode_pb2, anode_pb2_grpc, wnode_pb2, wnode_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,6 +173,23 @@ class Stack:
                 return
             await asyncio.sleep(0.5)
         raise AssertionError(f"tokens are still held: {held}")
+
+
+def cached_tokens(answer: dict[str, Any]) -> int:
+    """Return how many prompt tokens of an answer were found in the prefix cache."""
+    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+async def ask_away(addresses: list[str]) -> int:
+    """Ask every weight node to have its requests moved; return of how many that was asked."""
+    num_asked = 0
+    for address in addresses:
+        async with insecure_channel(address) as channel:
+            stub = wnode_pb2_grpc.WeightNodeStub(channel)
+            answer = await stub.MoveRequests(wnode_pb2.MoveRequestsRequest(), timeout=WAIT_S)
+            num_asked += answer.num_asked
+    return num_asked
 
 
 @contextlib.contextmanager

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from grpc.aio import insecure_channel
 from tests.router_parts import moves_of
-from tests.stack import WAIT_S, Stack, Stream, serve
-
-from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+from tests.stack import WAIT_S, Stack, Stream, ask_away, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,17 +52,6 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 async def moves(stack: Stack) -> dict[tuple[str, str], int]:
     """Return how many moves came out how and why, as the router counts them."""
     return moves_of(await stack.metrics())
-
-
-async def ask_away(addresses: list[str]) -> int:
-    """Ask every weight node to have its requests moved; return of how many that was asked."""
-    num_asked = 0
-    for address in addresses:
-        async with insecure_channel(address) as channel:
-            stub = wnode_pb2_grpc.WeightNodeStub(channel)
-            answer = await stub.MoveRequests(wnode_pb2.MoveRequestsRequest(), timeout=WAIT_S)
-            num_asked += answer.num_asked
-    return num_asked
 
 
 async def start(

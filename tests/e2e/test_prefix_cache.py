@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from tests.stack import WAIT_S, Stack, Stream, serve
+from tests.stack import WAIT_S, Stack, Stream, cached_tokens, serve
 from typer.testing import CliRunner
 
 from kernelflume.cli.main import app
@@ -37,11 +37,6 @@ MAX_PIECE = 250
 
 def whole_blocks(num_tokens: int) -> int:
     return num_tokens // PAGE_TOKENS * PAGE_TOKENS
-
-
-def cached_tokens(answer: dict[str, Any]) -> int:
-    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return cached
 
 
 Turn = tuple[list[int], list[int]]

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from grpc.aio import insecure_channel
 from tests.router_parts import moves_of
-from tests.stack import WAIT_S, Stack, Stream, serve
-
-from kernelflume.rpc.v1 import wnode_pb2, wnode_pb2_grpc
+from tests.stack import WAIT_S, Stack, Stream, ask_away, cached_tokens, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,11 +60,6 @@ def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
     yield from of_kind(request.param, tmp_path, 2)
 
 
-def cached_tokens(answer: dict[str, Any]) -> int:
-    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return cached
-
-
 def common(mine: list[int], others: list[int]) -> int:
     """How many tokens come before the first that differs."""
     pairs = enumerate(zip(mine, others, strict=False))
@@ -109,10 +101,7 @@ async def test_streams_move_between_two_weight_nodes_of_one_pool(
             while min(len(stream.token_ids) for stream in streams) < 2:  # noqa: ASYNC110 - they grow
                 await asyncio.sleep(0.01)
             for number in range(NUM_MOVES):
-                async with insecure_channel(addresses[number % 2]) as channel:
-                    stub = wnode_pb2_grpc.WeightNodeStub(channel)
-                    answer = await stub.MoveRequests(wnode_pb2.MoveRequestsRequest(), timeout=WAIT_S)
-                    num_asked += answer.num_asked
+                num_asked += await ask_away([addresses[number % 2]])
                 while sum(moves_of(await pair.metrics()).values()) < num_asked:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.02)
     assert num_asked > len(streams)
